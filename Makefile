@@ -102,7 +102,7 @@ endef
 # call test_opt,FILE,ROOM: no flags for copies of modules; where tests compute much, -O1 for -O0.
 test_opt = $(if $(filter $(ALONE:%=test_%),$(1)),,$(if $(filter test_$(2),$(VECTOR_TESTS)),$(TEST_OPT:-O0=-O1),$(strip $(TEST_OPT))))
 define LIBRARY_RULES
-$(foreach room,base data corpus formats report log setup checkpoint generate cost plan run,$(1)/llmc/$(room)/%.o): private OPT = -O2
+$(foreach room,base data formats report log setup checkpoint generate cost plan run,$(1)/llmc/$(room)/%.o): private OPT = -O2
 $(1)/llmc/comm/comm_mpi.o $(1)/llmc/comm/group.o $(1)/units/comm.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/base/processor.o: private override CFLAGS = $$(BASE_CFLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags

@@ -113,7 +113,6 @@ typedef struct {
     const char* share;  // NULL: off
     int offload_residuals;
     const ModelConfig* cfg; // NULL: ODD
-    int slices;             // 0: none
     int fp8;                // 2: with --autotune on
 } Settings;
 static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL, NULL, 0};
@@ -201,33 +200,6 @@ static void copy_group(const Model* model, int g, float* group, float* all, Grou
     }
 }
 
-// Copies all slices of parameters or gradients, laid out by the rows of the model's part, to the
-// tensors of the whole model, laid out by rows_on_host, or back.
-static void copy_slices(PartCopy way, const Model* model, const TensorRow* rows, float* slices, float* all,
-                        ModelConfig whole) {
-    TensorRow whole_rows[MODEL_PARAMETER_ROWS];
-    rows_on_host(whole_rows, whole);
-    for (int g = 0; g < model->zero.plan.groups; g++) {
-        for (int k = 0; k < model_groups(whole); k++) {
-            const PartGroup part = {rows, g, (char*)slices + tensor_group_offset_bytes(rows, g)},
-                            from = {whole_rows, k, (char*)all + tensor_group_offset_bytes(whole_rows, k)};
-            part_copy_group(way, part, model->cfg.part, from, whole);
-        }
-    }
-}
-
-static void upload_slices(Model* model, const float* weights, ModelConfig whole) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    const size_t bytes = zero_parameter_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
-    float* slices = (float*)check_alloc(bytes, 1, "weights");
-    copy_slices(PART_TAKE, model, rows, slices, (float*)weights, whole);
-    for (int g = 0; g < model->zero.plan.groups; g++) {
-        transfer_upload_group(&model->transfer, g, slices + zero_group_begin(&model->zero.plan, g));
-    }
-    free(slices);
-    zero_gather_all_parameters(&model->zero);
-}
-
 static void upload_weights(Model* model, const float* weights) {
     for (int g = 0; g < model->zero.plan.groups; g++) {
         const size_t elements = zero_group_elements(&model->zero.plan, g);
@@ -244,16 +216,12 @@ static void upload_weights(Model* model, const float* weights) {
 static Model* test_open(Settings settings, int batch, const float* weights) {
     Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
     const Options options = options_of(settings, batch);
-    const GridShape sliced = {1, 1, 1, 1, settings.slices};
-    Settled s = settled_alone(&options, config_of(settings), USE_TRAIN, gpu_setup_dtype());
+    const Settled s = settled_alone(&options, config_of(settings), USE_TRAIN, gpu_setup_dtype());
     static Comm alone;
     alone.size = 1;
-    if (settings.slices > 0) {
-        s = settled_in_grid(&s, grid_of(sliced, 0), s.ranks.zero, 1);
-    }
     model_open(model, &s, memory_on_gpu(), &alone);
     linear_trains(&model->linear);
-    settings.slices > 0 ? upload_slices(model, weights, s.cfg) : upload_weights(model, weights);
+    upload_weights(model, weights);
     return model;
 }
 
@@ -490,48 +458,6 @@ static void test_adamw_steps(Settings settings, int steps, const float* weights,
     float* params = parameters_on_host(model);
     expect_tensors("parameter", model, params, cpu_trainer_params(reference), 4 * tolerance);
     free(params);
-    cpu_trainer_close(reference);
-    test_close(model);
-}
-
-// Compares a model in two slices, all in this process, with the CPU's whole model: losses, norms,
-// gradients, logits, and parameters after two updates.
-static void test_slices(Settings settings, ModelConfig whole) {
-    int tokens[BATCHES * N], targets[BATCHES * N];
-    TensorRow rows[MODEL_PARAMETER_ROWS], gradient_rows[MODEL_PARAMETER_ROWS], of_whole[MODEL_PARAMETER_ROWS];
-    float *weights = first_weights(whole),
-          *all = (float*)check_alloc(rows_on_host(of_whole, whole), 1, "tensors");
-    batch_tokens(tokens, targets);
-    settings.cfg = &whole;
-    settings.slices = 2;
-    Model* model = test_open(settings, B, weights);
-    CpuTrainer* reference = cpu_trainer_open(whole, B, T, weights);
-    zero_parameter_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
-    zero_gradient_rows(gradient_rows, &model->zero.plan, model->cfg, sizeof(float));
-    for (int t = 1; t <= 2; t++) {
-        const double loss = test_gradients(model, tokens, targets),
-                     want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
-        EXPECT_NEAR(loss / want, 1, tolerance(), "slices: loss of step %d", t);
-        EXPECT_NEAR(gradient_norm(model) / norm, 1, 4 * tolerance(), "slices: norm of step %d", t);
-        if (t == 1) {
-            float* grads = gradients_on_host(model);
-            copy_slices(PART_PUT, model, gradient_rows, grads, all, whole);
-            expect_rows("slices: gradient", model, of_whole, all, cpu_trainer_grads(reference), tolerance());
-            free(grads);
-            expect_logits(model, reference, tokens);
-        }
-        Update update = {1e-3f,     0.9f, 0.95f,           1e-8f, 0.1f, (float)(1 / norm), t,
-                         DECAY_ALL, 0,    ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
-        cpu_trainer_update(reference, update);
-        update.grad_scale /= loss_scale();
-        model_update(model, update);
-    }
-    float* params = parameters_on_host(model);
-    copy_slices(PART_PUT, model, rows, params, all, whole);
-    expect_rows("slices: parameter", model, of_whole, all, cpu_trainer_params(reference), 4 * tolerance());
-    free(params);
-    free(all);
-    free(weights);
     cpu_trainer_close(reference);
     test_close(model);
 }
@@ -1274,16 +1200,6 @@ TEST(composition_batches) {
     test_evaluate(weights, B);
     test_evaluate(weights, 2 * B + 1);
     free(weights);
-}
-
-TEST(composition_slices) {
-    prepare();
-    Settings settings = USUAL;
-    settings.graph = "on";
-    settings.gradients = "fp32";
-    settings.recompute = "3";
-    test_slices(USUAL, ODD);
-    test_slices(settings, arch_config(ARCH_LLAMA, 2, 4, 2, 16, 80)); // two queries share a key
 }
 
 TEST(composition_generation) {

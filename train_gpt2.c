@@ -32,7 +32,6 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/micro_steps.h"
 #include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/shared_keys.h"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/base/clock.h"
@@ -86,10 +85,9 @@ struct Model {
     double* router_statistics;
 
     Comm* comm;
-    GridGroups groups;    // of processes that this one is in
-    WholeGradients whole; // of tensors that are not cut
-    SharedKeys keys;      // gradients of heads that several slices have
-    Zero zero; // ZeRO (zero.h): the part that this process updates, and what the processes exchange
+    GridGroups groups; // of processes that this one is in
+    TensorParts parts; // of gradients, added up over the tensor group
+    Zero zero;         // ZeRO: the shard that this rank updates, and its communication
     Linear linear;
     Attention attention;
     CrossEntropyBf16Scratch classifier; // if matmuls are in bf16
@@ -140,11 +138,9 @@ static void open_gradients(Model* model, const Settled* s) {
     Memory* memory = &model->memory;
     zero_gradient_rows(model->gradient_rows, zero, model->cfg, sizeof(float));
     if (s->use == USE_TRAIN) {
-        model->gradient_bytes = zero_grads_elements(zero, zero->slices) * sizeof(float);
+        model->gradient_bytes = zero_grads_elements(zero, 1) * sizeof(float);
         model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
-        whole_gradients_open(&model->whole, memory, model->cfg, zero, model->gradient_rows,
-                             (float*)model->grads_memory);
-        shared_keys_open(&model->keys, memory, model->cfg, zero, model->gradient_rows);
+        tensor_parts_open(&model->parts, memory, model->cfg, zero, model->gradient_rows);
     }
     tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
     zero_open_cpu(&model->zero, memory, *zero, model->cfg, model->parameter_rows,
@@ -171,7 +167,7 @@ static void open_activations(Model* model, const Settled* s) {
                      generates ? NULL : model->acts_memory);
     if (is_bf16 && !generates && model_has_last(cfg)) {
         cross_entropy_bf16_open(&model->classifier, &model->memory, model->acts.logits, tokens, N, cfg.C,
-                                cfg.Vp, int_max(1, cfg.part.of_slices));
+                                cfg.Vp, model_tensor_ranks(cfg));
     }
 }
 
@@ -236,9 +232,10 @@ static void open_teaching(Model* model, const Settled* s) {
     const size_t N = (size_t)model->N;
     float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
     void* sums = NULL;
-    if (model_is_sliced(model->cfg)) {
-        sums = memory_take(&model->memory, "divergences", MEMORY_DEVICE,
-                           (size_t)model->cfg.part.of_slices * (size_t)model->chunk * sizeof(DistillSlice));
+    if (model_is_cut(model->cfg)) {
+        sums =
+            memory_take(&model->memory, "divergences", MEMORY_DEVICE,
+                        (size_t)model->cfg.part.tensor_ranks * (size_t)model->chunk * sizeof(DistillSlice));
     }
     open_teacher(model, s);
     if (!memory_is_dry(&model->memory)) {
@@ -282,44 +279,30 @@ static float* residual_into(const Model* model, int l, const Pass* pass) {
                : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
 }
 
-// Returns the slices of a pass. With a cache the stream is not cut.
+// Returns a pass in the tensor group. With a cache the stream is not cut.
 static TensorParallel tensor_of(Model* model, const Pass* pass) {
-    const ModelPart part = model->cfg.part;
+    Group* group = &model->groups.tensor;
     const ModelActivations* a = pass->acts;
-    return (TensorParallel){.slices = model_slices(model->cfg),
-                            .first = part.first_slice,
-                            .of = model_is_sliced(model->cfg) ? part.of_slices : 1,
-                            .group = &model->groups.tensor,
-                            .N = pass_tokens(pass),
-                            .C = model->cfg.C,
-                            .cuts_tokens = !pass->cached,
-                            .whole = model->whole.count,
-                            .gathered = a->gathered,
-                            .parts = a->parts,
-                            .arrived = a->arrived};
+    const TensorCut cut = {group->rank, group->size, pass_tokens(pass), model->cfg.C, !pass->cached};
+    return (TensorParallel){cut, group, a->gathered, a->parts, a->arrived};
 }
 
-// Block l: its residual stream and norms, of the rows of this process, which has slices of the
-// rest.
+// Returns the number of rows of the residual stream, R, that this rank has in a pass.
+static int stream_rows(Model* model, const Pass* pass) {
+    return tensor_rows(tensor_of(model, pass).cut).count;
+}
+
+// A block in a pass: R rows of the residual stream, and the layers, which see all N tokens.
 typedef struct {
     Model* model;
-    const Pass* pass;
     int l;
-    TensorParallel tensor;
-    ModelParameters p;
     ModelActivations a;
     const float* inp; // (R, C) the residual stream that enters it
     float* out;       // (R, C) the residual stream after it
     Norm norm1, norm2;
-} Block;
-
-// A slice of a block, with its sizes.
-typedef struct {
-    ModelActivations a;
     SelfAttention attention;
-    Weight attproj;
     Mlp mlp;
-} BlockSlice;
+} Block;
 
 static Norm norm_of(ModelConfig cfg, const float* weight, const float* bias, float* mean, float* rstd,
                     int rows) {
@@ -333,108 +316,56 @@ static const int* starts_of(const Model* model, int l, const Pass* pass) {
 
 static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const TensorParallel tensor = tensor_of(model, pass);
-    const int rows = tensor_rows(&tensor).count;
+    const int R = stream_rows(model, pass);
     const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
+    const LayerWeights w = linear_weights(&model->linear, cfg, &p, l);
+    const LayerPass layer = {cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
     return (Block){
         .model = model,
-        .pass = pass,
         .l = l,
-        .tensor = tensor,
-        .p = p,
         .a = a,
         .inp = residual_into(model, l, pass),
         .out = residual_into(model, l + 1, pass),
-        .norm1 = norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, rows),
-        .norm2 = norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, rows),
-    };
-}
-
-// Returns slice i of a block, of those that this process has.
-static BlockSlice slice_at(const Block* b, int i) {
-    Model* model = b->model;
-    const int l = b->l;
-    const ModelConfig cfg = model->cfg;
-    const ModelParameters p = model_parameters_at_slice(model->params, model->parameter_rows, l, i);
-    const ModelActivations a = model_activations_at_slice(*b->pass->acts, b->pass->activation_rows, l, i);
-    const LayerWeights w = linear_weights(&model->linear, cfg, &p, l, i);
-    return (BlockSlice){
-        .a = a,
-        .attention = self_attention_of(cfg, l, &w.qkv, &p, &a, b->pass, starts_of(model, l, b->pass),
-                                       &model->linear, &model->attention),
-        .attproj = w.attproj,
-        .mlp = mlp_of(cfg, &w, &p, &a, b->pass, &model->linear, &model->groups.experts),
+        .norm1 = norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, R),
+        .norm2 = norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, R),
+        .attention = self_attention_of(&layer, starts_of(model, l, pass), &model->attention),
+        .mlp = mlp_of(&layer, &model->groups.experts),
     };
 }
 
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
-    const TensorParallel* tensor = &b->tensor;
     const ModelActivations a = b->a;
-    norm_forward_cpu(a.ln1, b->inp, &b->norm1);             // ln1 (R, C)
-    const float* ln1 = tensor_gather_cpu(tensor, 0, a.ln1); // (N, C)
-    for (int i = 0; i < tensor->slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        self_attention_forward_cpu(&s.attention, ln1); // atty (N, Q)
-        linear_forward_cpu(tensor_part(tensor, i, a.branch), s.a.atty, &s.attproj, tensor->N, s.mlp.linear);
-    }
-    tensor_sum_cpu(tensor, a.branch, b->p.attprojb); // branch (R, C)
+    norm_forward_cpu(a.ln1, b->inp, &b->norm1);                 // ln1 (R, C)
+    self_attention_forward_cpu(a.branch, &b->attention, a.ln1); // branch (R, C)
     // residual2 (R, C) = inp + branch; ln2 (R, C)
     residual_norm_forward_cpu(a.residual2, a.ln2, b->inp, a.branch, &b->norm2);
-    const float* ln2 = tensor_gather_cpu(tensor, 0, a.ln2); // (N, C)
-    for (int i = 0; i < tensor->slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        mlp_hidden_cpu(&s.mlp, ln2); // fch, fch_act (N, F)
-    }
+    mlp_hidden_cpu(&b->mlp, a.ln2); // fch, fch_act (N, F)
 }
 
 static void block_forward(const Block* b) {
-    const TensorParallel* tensor = &b->tensor;
-    const ModelActivations a = b->a;
     block_hidden(b);
-    for (int i = 0; i < tensor->slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        mlp_forward_cpu(tensor_part(tensor, i, a.branch), &s.mlp); // (N, C)
-    }
-    tensor_sum_cpu(tensor, a.branch, b->p.fcprojb); // branch (R, C)
-    residual_forward_cpu(b->out, a.residual2, a.branch, (size_t)b->norm2.N * (size_t)tensor->C);
+    mlp_forward_cpu(b->a.branch, &b->mlp); // branch (R, C)
+    residual_forward_cpu(b->out, b->a.residual2, b->a.branch, (size_t)b->norm2.N * (size_t)b->norm2.C);
 }
 
 static Norm last_norm(Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
-    const TensorParallel tensor = tensor_of(model, pass);
     return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd,
-                   tensor_rows(&tensor).count);
-}
-
-// Returns the matrices of slice i of this process outside of the blocks.
-static LayerWeights weights_of_words(const Model* model, int i) {
-    const ModelParameters p = model_parameters_at_slice(model->params, model->parameter_rows, 0, i);
-    return linear_weights(&model->linear, model->cfg, &p, 0, i);
+                   stream_rows(model, pass));
 }
 
 // Sets the residual stream that enters the first block, (R, C).
 static void embeddings_forward(Model* model, const Pass* pass) {
+    const ModelConfig cfg = model->cfg;
     const TensorParallel tensor = tensor_of(model, pass);
-    const TensorTokens rows = tensor_rows(&tensor);
     const ModelActivations* a = pass->acts;
-    const float* wpe = model->params.wpe;
-    for (int i = 0; i < tensor.slices; i++) {
-        const LayerWeights w = weights_of_words(model, i);
-        if (tensor_is_sliced(&tensor)) {
-            linear_embedding_words_cpu(tensor_part(&tensor, i, NULL), pass, &w.wte,
-                                       (tensor.first + i) * w.wte.OC, &model->linear);
-        } else {
-            linear_embedding_cpu(a->encoded, pass, &w.wte, wpe, &model->linear);
-        }
-    }
-    tensor_sum_cpu(&tensor, a->encoded, NULL);
-    if (tensor_is_sliced(&tensor) && wpe) {
-        embedding_positions_cpu(a->encoded, wpe, rows.first, rows.count, pass->T, pass->positions, tensor.C);
-    }
+    const LayerWeights w = linear_weights(&model->linear, cfg, &model->params, 0);
+    linear_embedding_cpu(a->encoded, pass, &w.wte, model->params.wpe, &tensor, &model->linear);
     if (a->encoded_rstd) {
-        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, rows.count, tensor.C, model_norm_eps(model->cfg));
+        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, stream_rows(model, pass), cfg.C,
+                              model_norm_eps(cfg));
     }
 }
 
@@ -449,9 +380,8 @@ static void set_windows(Model* model, const Pass* pass) {
 static void others_forward(Model* model, const Pass* pass) {
     for (int l = 0; l < model->cfg.L && model_divides_experts(model->cfg); l++) {
         const Block block = block_at(model, l, pass);
-        const BlockSlice s = slice_at(&block, 0);
-        mlp_hidden_cpu(&s.mlp, NULL);
-        mlp_forward_cpu(NULL, &s.mlp);
+        mlp_hidden_cpu(&block.mlp, NULL);
+        mlp_forward_cpu(NULL, &block.mlp);
     }
 }
 
@@ -498,23 +428,12 @@ static void model_forward(Model* model, Batch batch) {
     forward_pass(model, &pass);
 }
 
-// Returns the row of the classifier's matrix.
-static const TensorRow* head_row(const Model* model) {
-    const size_t member =
-        model->cfg.has_head ? offsetof(ModelParameters, head) : offsetof(ModelParameters, wte);
-    int i = 0;
-    while (model->parameter_rows[i].member != member) {
-        i++;
-    }
-    return &model->parameter_rows[i];
-}
-
 // Returns the head of the model on lnf, after forward_pass. Gathers lnf (N, C).
 static LmHead lm_head(Model* model, const Pass* pass) {
     const TensorParallel tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
     return (LmHead){.hidden = tensor_gather_cpu(&tensor, 0, a->lnf),
-                    .weight = weights_of_words(model, 0).head,
+                    .weight = linear_weights(&model->linear, model->cfg, &model->params, 0).head,
                     .targets = pass->targets,
                     .logits = a->logits,
                     .N = pass_tokens(pass),
@@ -525,7 +444,6 @@ static LmHead lm_head(Model* model, const Pass* pass) {
                     .linear = &model->linear,
                     .bf16 = &model->classifier,
                     .tensor = tensor,
-                    .slice_bytes = head_row(model)->layer_bytes,
                     .rows = (CrossEntropySlice*)(void*)a->word_rows,
                     .all = a->all_logits};
 }
@@ -577,7 +495,6 @@ static void batch_divergence(const Model* model, Batch batch, WideSum* sum) {
 // Computes again what the forward pass did not keep of the block: the same operations on the same
 // inputs give the same bits.
 static void block_recompute(const Block* b, RecomputeLevel level) {
-    const TensorParallel* tensor = &b->tensor;
     if (level == RECOMPUTE_BLOCK) {
         block_hidden(b);
         return;
@@ -586,96 +503,52 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
         norm_forward_cpu(b->a.ln1, b->inp, &b->norm1);
         norm_forward_cpu(b->a.ln2, b->a.residual2, &b->norm2);
     }
-    const float* ln2 = level == RECOMPUTE_MLP ? tensor_gather_cpu(tensor, 0, b->a.ln2) : NULL;
-    for (int i = 0; i < tensor->slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        if (level == RECOMPUTE_MLP) {
-            mlp_hidden_cpu(&s.mlp, ln2);
-        } else if (level >= RECOMPUTE_ACTIVATION) {
-            mlp_activation_cpu(&s.mlp);
-        }
+    if (level == RECOMPUTE_MLP) {
+        mlp_hidden_cpu(&b->mlp, b->a.ln2);
+    } else if (level >= RECOMPUTE_ACTIVATION) {
+        mlp_activation_cpu(&b->mlp);
     }
 }
 
-// Returns the gradients of slice i of layer l, of those that this process has.
-static ModelParameters gradients_at_slice(const Model* model, int l, int i) {
-    ModelParameters d = zero_gradients_at_slice_cpu(&model->zero, model->grads, model->gradient_rows,
-                                                    model->cfg, &model->freeze, l, i);
-    whole_gradients_at_slice(&model->whole, &d, i);
-    return d;
-}
-
 static ModelParameters gradients_at_layer(const Model* model, int l) {
-    return gradients_at_slice(model, l, 0);
+    return zero_gradients_at_layer_cpu(&model->zero, model->grads, model->gradient_rows, model->cfg,
+                                       &model->freeze, l);
 }
 
-// Returns the gradients of a slice's MLP, and those of its parameters in `d`.
-static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, float* dinp,
-                                          GradientMode mode) {
+// Returns the gradients of a block's MLP; those of its parameters are in `d`.
+static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, GradientMode mode) {
     Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, dinp, mode, model->zero.plan.trained_block, model->router_losses,
+    return mlp_gradients_of(d, &b->a, mode, model->zero.plan.trained_block, model->router_losses,
                             router_statistics_of(model->router_statistics, b->l, model->cfg.E));
 }
 
 // The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
 // it. dfch (N, F); dqkv is only scratch here, attention sets it later.
-static void mlp_backward_at(const Block* b, GradientMode mode) {
-    Model* model = b->model;
-    const TensorParallel* tensor = &b->tensor;
+static void mlp_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
     const ModelActivations a = b->a;
-    const ModelParameters d = gradients_at_layer(model, b->l);
-    float *dresidual = a.dresidual, *dln2 = a.branch;
-    const float *dout = tensor_gather_cpu(tensor, 0, dresidual), *ln2 = tensor_gather_cpu(tensor, 1, a.ln2);
-    tensor_bias_backward_cpu(tensor, d.fcprojb, dresidual, mode);
-    for (int i = 0; i < tensor->slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        ModelParameters of_slice = gradients_at_slice(model, b->l, i);
-        of_slice.fcprojb = tensor_of_matmul(tensor, of_slice.fcprojb);
-        const MlpLayerGradients dmlp = mlp_gradients_at(b, &of_slice, tensor_part(tensor, i, dln2), mode);
-        mlp_backward_cpu(&s.mlp, &dmlp, dout, ln2);
-    }
-    tensor_sum_cpu(tensor, dln2, NULL);
-    tensor_norm_backward_cpu(tensor, dresidual, d.ln2w, d.ln2b, dln2, a.residual2, &b->norm2, GRADIENT_ADD,
-                             mode);
+    const MlpLayerGradients dmlp = mlp_gradients_at(b, d, mode);
+    mlp_backward_cpu(&b->mlp, &dmlp, a.dresidual, a.ln2); // branch (R, C), the gradient of ln2
+    norm_backward_cpu(a.dresidual, d->ln2w, d->ln2b, a.branch, a.residual2, &b->norm2, GRADIENT_ADD, mode);
 }
 
 // The attention of a block, likewise. dqkv (N, QKV); dfch is only scratch here.
-static void attention_backward_at(const Block* b, GradientMode mode) {
-    Model* model = b->model;
-    const TensorParallel* tensor = &b->tensor;
+static void attention_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
     const ModelActivations a = b->a;
-    const ModelParameters d = gradients_at_layer(model, b->l);
-    float *dresidual = a.dresidual, *datty = a.branch, *dln1 = a.branch; // one after the other
-    const float *dout = tensor_gather_cpu(tensor, 0, dresidual), *ln1 = tensor_gather_cpu(tensor, 1, a.ln1);
-    tensor_bias_backward_cpu(tensor, d.attprojb, dresidual, mode);
-    for (int i = 0; i < tensor->slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        const ModelParameters of_slice = gradients_at_slice(model, b->l, i);
-        linear_backward_cpu(datty, of_slice.attprojw, tensor_of_matmul(tensor, of_slice.attprojb), dout,
-                            s.a.atty, &s.attproj, tensor->N, mode, &model->linear);
-        const SelfAttentionGradients dattention = {tensor_part(tensor, i, dln1),
-                                                   of_slice.qkvw,
-                                                   of_slice.qkvb,
-                                                   of_slice.qnormw,
-                                                   of_slice.knormw,
-                                                   mode,
-                                                   a.dqkv,
-                                                   a.dfch};
-        self_attention_backward_cpu(&s.attention, &dattention, datty, ln1);
-    }
-    tensor_sum_cpu(tensor, dln1, NULL);
-    tensor_norm_backward_cpu(tensor, dresidual, d.ln1w, d.ln1b, dln1, b->inp, &b->norm1, GRADIENT_ADD, mode);
+    const SelfAttentionGradients dattention = self_attention_gradients_of(d, &a, mode);
+    self_attention_backward_cpu(&b->attention, &dattention, a.dresidual, a.ln1); // branch, of ln1
+    norm_backward_cpu(a.dresidual, d->ln1w, d->ln1b, a.branch, b->inp, &b->norm1, GRADIENT_ADD, mode);
 }
 
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
 // in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
+    const ModelParameters d = gradients_at_layer(model, l);
     const GradientMode own = share_gradient_mode(model->cfg, l, mode);
     block_recompute(&b, model->recompute);
     zero_clear_frozen_cpu(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
-    mlp_backward_at(&b, own);
-    attention_backward_at(&b, own);
+    mlp_backward_at(&b, &d, own);
+    attention_backward_at(&b, &d, own);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
@@ -683,20 +556,17 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const ModelConfig cfg = model->cfg;
     const TensorParallel tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
-    if (a->encoded_rstd && (gradients_at_layer(model, 0).wte || zero_embedding_gradient_cpu(&model->zero))) {
-        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, tensor_rows(&tensor).count, cfg.C);
+    const ModelParameters d = gradients_at_layer(model, 0);
+    float* apart = zero_embedding_gradient_cpu(&model->zero); // NULL: joined
+    const EmbeddingSizes sizes = {
+        pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
+    if (a->encoded_rstd && (d.wte || apart)) {
+        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, stream_rows(model, pass), cfg.C);
     }
     const float* dencoded = tensor_gather_cpu(&tensor, 0, a->dresidual); // (N, C)
-    float* dwte = zero_embedding_gradient_cpu(&model->zero);             // apart; NULL: joined
-    for (int i = 0; i < tensor.slices; i++) {
-        const ModelParameters d = gradients_at_slice(model, 0, i);
-        const EmbeddingSizes sizes = {
-            pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, (tensor.first + i) * cfg.Vp};
-        const size_t before = (size_t)i * model->parameter_rows[0].layer_bytes / sizeof(float);
-        // without a matrix of its own, the head has set or added to d.wte
-        embedding_backward_cpu(dwte ? dwte + before : d.wte, i == 0 ? d.wpe : NULL, dencoded, pass->inputs,
-                               sizes, cfg.has_head || dwte ? mode : GRADIENT_ADD, mode);
-    }
+    // without a matrix of its own, the head has set or added to d.wte
+    embedding_backward_cpu(apart ? apart : d.wte, d.wpe, dencoded, pass->inputs, sizes,
+                           cfg.has_head || apart ? mode : GRADIENT_ADD, mode);
 }
 
 // Called when the losses are known: the hook decides on the update by them.
@@ -724,8 +594,8 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     float* dlnf = a->branch; // (R, C)
     head.teaching = model->teaching;
     lm_head_gradients_cpu(a->losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
-    tensor_norm_backward_cpu(&head.tensor, a->dresidual, d.lnfw, d.lnfb, dlnf,
-                             residual_into(model, cfg.L, pass), &norm, GRADIENT_SET, mode);
+    norm_backward_cpu(a->dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L, pass), &norm,
+                      GRADIENT_SET, mode);
 }
 
 // Backward in a rank without tokens: its experts' gradients on those of others, and its part of the
@@ -738,11 +608,10 @@ static void others_backward(Model* model, GradientMode mode, MicroStep step) {
     }
     for (int l = model->cfg.L - 1; l >= 0; l--) {
         const Block block = block_at(model, l, &pass);
-        const BlockSlice s = slice_at(&block, 0);
         const ModelParameters d = gradients_at_layer(model, l);
-        const MlpLayerGradients dmlp = mlp_gradients_at(&block, &d, block.a.branch, mode);
-        mlp_backward_cpu(&s.mlp, &dmlp, NULL, NULL);
-        zero_group_done_cpu(&model->zero, model_group_of_slice(model->cfg, l, 0), step);
+        const MlpLayerGradients dmlp = mlp_gradients_at(&block, &d, mode);
+        mlp_backward_cpu(&block.mlp, &dmlp, NULL, NULL);
+        zero_group_done_cpu(&model->zero, model_group(model->cfg, l), step);
     }
     zero_group_done_cpu(&model->zero, 0, step);
 }
@@ -763,18 +632,15 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
         losses_done(model, batch, hook);
     }
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
-        const int g = model_group_of_slice(cfg, l, 0);
+        const int g = model_group(cfg, l);
         block_backward(model, l, &pass, mode);
         if (model_group_layer(cfg, g) == l) { // no layer below adds to these gradients
-            for (int i = model_slices(cfg) - 1; i >= 0; i--) {
-                group_done(model, g + i, step, hook);
-            }
+            group_done(model, g, step, hook);
         }
     }
     if (model_has_first(cfg)) {
         embeddings_backward(model, &pass, mode);
     }
-    whole_gradients_sum_cpu(&model->whole, &model->groups.tensor);
     group_done(model, 0, step, hook);
     zero_group_done_cpu(&model->zero, model->zero.plan.groups, step); // an embedding's apart
 }
@@ -806,8 +672,7 @@ static void stage_passes(Model* model, PipelineAction before, PipelineAction nex
 // Returns the rows of the stream that this process has of a batch.
 static int stage_rows(Model* model, Batch batch) {
     const Pass pass = batch_pass(model, batch);
-    const TensorParallel tensor = tensor_of(model, &pass);
-    return tensor_rows(&tensor).count;
+    return stream_rows(model, &pass);
 }
 
 // Adds the embedding's gradient to the classifier's, if it is summed apart: once an update.
@@ -867,9 +732,8 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
     if (hook) {
         report->square_sum = hook->square_sum;
     } else {
-        shared_keys_step_cpu(&model->keys, SHARED_KEYS_ADD, &model->zero, &model->groups.tensor);
+        tensor_parts_sum_cpu(&model->parts, &model->zero, &model->groups.tensor);
         zero_square_sum_cpu(&model->zero, &report->square_sum, model->update.partial);
-        shared_keys_step_cpu(&model->keys, SHARED_KEYS_COPY, &model->zero, &model->groups.tensor);
     }
     report->pace_s = tokens > 0 && !grid_forward_waits(&model->groups.grid) ? report->pace_s / tokens : 0;
 }
@@ -995,9 +859,8 @@ static const float* decode_forward(Model* model, const Pass* pass, int count) {
     const PipelineStream stream = {residual_into(model, model->cfg.L, pass), NULL, pass->acts->encoded, NULL,
                                    (size_t)model->cfg.C * sizeof(float)};
     Group* pipe = &model->groups.pipe;
-    const int is_sliced = model_is_sliced(model->cfg),
-              words = model->cfg.Vp * (is_sliced ? model->cfg.part.of_slices : 1);
-    float* logits = is_sliced ? pass->acts->all_logits : pass->acts->logits;
+    const int words = model->cfg.Vp * model_tensor_ranks(model->cfg);
+    float* logits = model_is_cut(model->cfg) ? pass->acts->all_logits : pass->acts->logits;
     pipeline_exchange_cpu(pipe, at_rest, now, stream);
     forward_pass(model, pass);
     pipeline_exchange_cpu(pipe, now, at_rest, stream);
@@ -1149,7 +1012,7 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, &run->settled, memory_on_host(), &run->comm);
+        model_open(model, run->settled, memory_on_host(), &run->comm);
         memory_check(&model->memory, &run->plan.model.memory);
         if (run->generate) {
             generate_texts(run, model);

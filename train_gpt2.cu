@@ -31,7 +31,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/offload.cuh"
 #include "llmc/optim/optimizer.cuh"
 #include "llmc/layers/q8_weights.h"
@@ -45,7 +45,6 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/parallel/micro_steps.h"
 #include "llmc/parallel/pipeline.cuh"
 #include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/shared_keys.cuh"
 #include "llmc/parallel/tensor_parallel.cuh"
 #include "llmc/parallel/zero.cuh"
 #include "llmc/base/processor.h"
@@ -92,11 +91,9 @@ struct Model {
     Comm* comm;
     GridGroupsGpu groups;     // of processes that this one is in
     PipelineGpu pipeline;     // messages between stages
-    Group tensor;             // the tensor group, as its sizes
-    WholeGradientsGpu whole;  // of tensors that are not cut
-    SharedKeys keys;          // gradients of heads that several slices have
+    TensorParts parts;        // of gradients, added up over the tensor group
     ExpertTrafficGpu experts; // rows of divided experts that travel
-    ZeroGpu zero;             // what of it this process updates, and what moves between processes
+    ZeroGpu zero;             // ZeRO: the shard that this rank updates, and its communication
 
     Memory memory; // a ledger of all that the model takes
     // One block each, cut up by the rows.
@@ -147,9 +144,9 @@ static void open_parameters(Model* model, const Settled* s) {
     TensorRow* rows = model->parameter_rows;
     const int is_quantized = s->options.texts.quantize;
     zero_parameter_rows(rows, &s->zero, model->cfg, sizeof(floatX));
-    model->parameter_bytes =
-        is_quantized ? quantized_parameter_rows(rows, model->cfg, sizeof(floatX))
-                     : zero_params_elements(&s->zero, zero_blocks_in_memory(&s->zero)) * sizeof(floatX);
+    model->parameter_bytes = is_quantized
+                                 ? quantized_parameter_rows(rows, model->cfg, sizeof(floatX))
+                                 : zero_params_elements(&s->zero, ZERO_LAYERS_IN_MEMORY) * sizeof(floatX);
     model->params_memory = memory_take(&model->memory, is_quantized ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
@@ -170,15 +167,12 @@ static void open_gradients(Model* model, const Settled* s) {
     const size_t element_bytes = dtype_bytes(model->grad_dtype);
     zero_gradient_rows(model->gradient_rows, &s->zero, model->cfg, element_bytes);
     if (s->use == USE_TRAIN) {
-        model->gradient_bytes =
-            zero_grads_elements(&s->zero, zero_blocks_in_memory(&s->zero)) * element_bytes;
+        model->gradient_bytes = zero_grads_elements(&s->zero, ZERO_LAYERS_IN_MEMORY) * element_bytes;
         model->grads_memory = memory_take(&model->memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
     }
     const Gradient grads = {model->grads_memory, model->grad_dtype};
     if (s->use == USE_TRAIN) {
-        whole_gradients_gpu_open(&model->whole, &model->memory, model->cfg, &s->zero, model->gradient_rows,
-                                 grads);
-        shared_keys_open(&model->keys, &model->memory, model->cfg, &s->zero, model->gradient_rows);
+        tensor_parts_open(&model->parts, &model->memory, model->cfg, &s->zero, model->gradient_rows);
     }
     zero_open(&model->zero, &model->memory, s->zero,
               s->options.memory.offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
@@ -326,7 +320,6 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     set_sizes(model, s);
     model->memory = memory;
     model->comm = comm;
-    model->tensor = Group{model->groups.tensor.rank, model->groups.tensor.size, NULL, comm};
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
     open_parameters(model, s);
     open_positions(model, s);
@@ -374,9 +367,9 @@ static void open_teaching(Model* model, const Settled* s) {
     const size_t N = (size_t)model->N;
     float* divergence = (float*)memory_take(&model->memory, "divergences", MEMORY_DEVICE, N * sizeof(float));
     void* sums = NULL;
-    if (model_is_sliced(model->cfg)) {
+    if (model_is_cut(model->cfg)) {
         sums = memory_take(&model->memory, "divergences", MEMORY_DEVICE,
-                           (size_t)model->cfg.part.of_slices * model->chunk * sizeof(DistillSlice));
+                           (size_t)model->cfg.part.tensor_ranks * model->chunk * sizeof(DistillSlice));
     }
     open_teacher(model, s);
     if (!memory_is_dry(&model->memory)) {
@@ -443,11 +436,10 @@ static void model_close(Model* model) {
     gpu_close(&model->gpu);
 }
 
-// All parameters, seen from slice i of layer l, of those that this process has: .qkvw is its.
-static ModelParameters parameters_at_slice(const Model* model, int l, int i) {
-    const int k = model_group_of_slice(model->cfg, l, i) - 1;
-    return model_parameters_in_block(model->params, model->parameter_rows, l, i,
-                                     zero_parameter_block(&model->zero.plan, k));
+// All parameters, seen from layer l: .qkvw is its.
+static ModelParameters parameters_at_layer(const Model* model, int l) {
+    return model_parameters_in_block(model->params, model->parameter_rows, l,
+                                     zero_parameter_block(&model->zero.plan, model_copy(model->cfg, l)));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -482,29 +474,22 @@ static floatX* residual_into(const Model* model, int l, const Pass* pass) {
                : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
 }
 
-// Returns the slices of a pass. With a cache the stream is not cut.
+// Returns a pass in the tensor group. With a cache the stream is not cut.
 static TensorParallelGpu tensor_of(Model* model, const Pass* pass) {
-    const ModelPart part = model->cfg.part;
+    const GroupGpu* group = &model->groups.tensor;
     const ModelActivations* a = pass->acts;
-    const int of = model_is_sliced(model->cfg) ? part.of_slices : 1;
-    const TensorParallel cut = {model_slices(model->cfg),
-                                part.first_slice,
-                                of,
-                                &model->tensor,
-                                pass_tokens(pass),
-                                model->cfg.C,
-                                !pass->cached,
-                                model->whole.of.count,
-                                NULL,
-                                NULL,
-                                NULL};
-    return TensorParallelGpu{cut, &model->groups.tensor, a->gathered, a->parts, a->arrived, &model->gpu};
+    const TensorCut cut = {group->rank, group->size, pass_tokens(pass), model->cfg.C, !pass->cached};
+    return TensorParallelGpu{cut, group, a->gathered, a->parts, a->arrived, &model->gpu};
+}
+
+// Returns the number of rows of the residual stream, R, that this rank has in a pass.
+static int stream_rows(Model* model, const Pass* pass) {
+    return tensor_rows(tensor_of(model, pass).cut).count;
 }
 
 // Returns the bytes of a tensor of the residual stream in a pass.
 static size_t stream_bytes(Model* model, const Pass* pass) {
-    const TensorParallelGpu tensor = tensor_of(model, pass);
-    return (size_t)tensor_rows(&tensor).count * model->cfg.C * sizeof(floatX);
+    return (size_t)stream_rows(model, pass) * model->cfg.C * sizeof(floatX);
 }
 
 // Copies the residual stream after block l to the host, if it is offloaded.
@@ -525,27 +510,19 @@ static void fetch_residual(Model* model, int l, const Pass* pass) {
     }
 }
 
-// Block l: its residual stream and norms, of the rows of this process, which has slices of the
-// rest.
+// A block in a pass: R rows of the residual stream, and the layers, which see all N tokens.
 typedef struct {
     Model* model;
     const Pass* pass;
     int l;
-    TensorParallelGpu tensor;
-    ModelParameters p;
     ModelActivations a;
+    LayerWeights weights;
     const floatX* inp; // (R, C) the residual stream that enters it
     floatX* out;       // (R, C) the residual stream after it
     NormGpu<floatX> norm1, norm2;
-} Block;
-
-// A slice of a block, with its sizes.
-typedef struct {
-    ModelActivations a;
-    LayerWeights weights;
     SelfAttentionGpu attention;
     MlpGpu mlp;
-} BlockSlice;
+} Block;
 
 static NormGpu<floatX> norm_of(ModelConfig cfg, const floatX* weight, const floatX* bias, float* mean,
                                float* rstd, int rows) {
@@ -559,116 +536,62 @@ static const int* starts_of(const Model* model, int l, const Pass* pass) {
 
 static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const TensorParallelGpu tensor = tensor_of(model, pass);
-    const int rows = tensor_rows(&tensor).count;
-    const ModelParameters p = parameters_at_slice(model, l, 0);
+    const int R = stream_rows(model, pass);
+    const ModelParameters p = parameters_at_layer(model, l);
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
-    return Block{model,
-                 pass,
-                 l,
-                 tensor,
-                 p,
-                 a,
-                 residual_into(model, l, pass),
-                 residual_into(model, l + 1, pass),
-                 norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, rows),
-                 norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, rows)};
-}
-
-// Returns slice i of a block, of those that this process has.
-static BlockSlice slice_at(const Block* b, int i) {
-    Model* model = b->model;
-    const int l = b->l;
-    const ModelConfig cfg = model->cfg;
-    const ModelParameters p = parameters_at_slice(model, l, i);
-    const ModelActivations a = model_activations_at_slice(*b->pass->acts, b->pass->activation_rows, l, i);
     LayerWeights w = linear_weights(cfg, &p);
-    linear_bind_codes(&w, &model->linear, model_group_of_slice(cfg, l, i) - 1);
-    return BlockSlice{
-        a, w,
-        self_attention_of(cfg, l, &w.qkv, &p, &a, b->pass, starts_of(model, l, b->pass), model->rope,
-                          &model->linear, &model->attention, &model->context),
-        mlp_of(cfg, &w, &p, &a, b->pass, &model->linear, &model->groups.experts, &model->experts, l)};
+    linear_bind_codes(&w, &model->linear, model_copy(cfg, l));
+    const LayerPassGpu layer = {cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
+    return Block{
+        model,
+        pass,
+        l,
+        a,
+        w,
+        residual_into(model, l, pass),
+        residual_into(model, l + 1, pass),
+        norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, R),
+        norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, R),
+        self_attention_of(&layer, starts_of(model, l, pass), model->rope, &model->attention, &model->context),
+        mlp_of(&layer, &model->groups.experts, &model->experts)};
 }
 
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
-    const TensorParallelGpu* tensor = &b->tensor;
     const ModelActivations a = b->a;
-    const LayerWeights w = slice_at(b, 0).weights;
-    // ln1 (R, C), then of all rows (N, C)
-    linear_norm_forward(a.ln1, b->inp, &b->norm1, &w.qkv, tensor->cut.N, &b->model->linear);
-    const floatX* ln1 = tensor_gather(tensor, 0, a.ln1);
-    for (int i = 0; i < tensor->cut.slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        self_attention_forward(&s.attention, ln1); // atty (N, Q)
-        linear_forward_residual(tensor_part(tensor, i, a.residual2), tensor_of_matmul(tensor, b->inp),
-                                s.a.atty, &s.weights.attproj, tensor->cut.N, s.mlp.linear);
-    }
-    // residual2 (R, C) = inp + atty attprojw^T + attprojb
-    tensor_sum(tensor, a.residual2, b->inp, b->p.attprojb);
-    // ln2 (R, C), then (N, C)
-    linear_norm_forward(a.ln2, a.residual2, &b->norm2, &w.fc, tensor->cut.N, &b->model->linear);
-    const floatX* ln2 = tensor_gather(tensor, 0, a.ln2);
-    for (int i = 0; i < tensor->cut.slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        mlp_hidden(&s.mlp, ln2); // fch, fch_act (N, F)
-    }
+    LinearGpu* linear = &b->model->linear;
+    const int N = pass_tokens(b->pass);
+    // ln1 (R, C); residual2 (R, C) = inp + attention; ln2 (R, C); fch, fch_act (N, F)
+    linear_norm_forward(a.ln1, b->inp, &b->norm1, &b->weights.qkv, N, linear);
+    self_attention_forward_residual(a.residual2, b->inp, &b->attention, a.ln1);
+    linear_norm_forward(a.ln2, a.residual2, &b->norm2, &b->weights.fc, N, linear);
+    mlp_hidden(&b->mlp, a.ln2);
 }
 
-static void block_forward(const Block* b) {
+static void block_forward(Block* b) {
     Model* model = b->model;
-    const TensorParallelGpu* tensor = &b->tensor;
-    const floatX* residual2 = b->a.residual2;
-    for (int i = 0; i < tensor->cut.slices; i++) {
-        BlockSlice s = slice_at(b, i);
-        linear_renew(&s.weights, &model->linear);
-    }
+    linear_renew(&b->weights, &model->linear);
     block_hidden(b);
     offload_residual_wait(&model->residuals, b->l - OFFLOAD_RESIDUALS, &model->gpu); // its memory
-    for (int i = 0; i < tensor->cut.slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        mlp_forward_residual(tensor_part(tensor, i, b->out), tensor_of_matmul(tensor, residual2), &s.mlp);
-    }
-    tensor_sum(tensor, b->out, residual2, b->p.fcprojb);
+    mlp_forward_residual(b->out, b->a.residual2, &b->mlp); // out (R, C) = residual2 + MLP of ln2
     offload_residual(model, b->l, b->pass);
 }
 
 static NormGpu<floatX> last_norm(Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
-    const TensorParallelGpu tensor = tensor_of(model, pass);
     return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd,
-                   tensor_rows(&tensor).count);
-}
-
-// Returns the matrices of slice i of this process outside of the blocks.
-static LayerWeights weights_of_words(const Model* model, int i) {
-    const ModelParameters p = model_parameters_at_slice(model->params, model->parameter_rows, 0, i);
-    return linear_weights(model->cfg, &p);
+                   stream_rows(model, pass));
 }
 
 // Sets the residual stream that enters the first block, (R, C).
 static void embeddings_forward(Model* model, const Pass* pass) {
+    const ModelConfig cfg = model->cfg;
     const TensorParallelGpu tensor = tensor_of(model, pass);
-    const TensorTokens rows = tensor_rows(&tensor);
     const ModelActivations* a = pass->acts;
-    const floatX* wpe = model->params.wpe;
-    for (int i = 0; i < tensor.cut.slices; i++) {
-        const LayerWeights w = weights_of_words(model, i);
-        if (tensor_is_sliced(&tensor)) {
-            linear_embedding_words(tensor_part(&tensor, i, NULL), pass, &w.wte,
-                                   (tensor.cut.first + i) * w.wte.OC, &model->linear);
-        } else {
-            linear_embedding(a->encoded, pass, &w.wte, wpe, &model->linear);
-        }
-    }
-    tensor_sum(&tensor, a->encoded, NULL, NULL);
-    if (tensor_is_sliced(&tensor) && wpe) {
-        embedding_positions(a->encoded, wpe, rows.first, rows.count, pass->T, pass->positions, model->cfg.C,
-                            &model->gpu);
-    }
+    const LayerWeights w = linear_weights(cfg, &model->params);
+    linear_embedding(a->encoded, pass, &w.wte, model->params.wpe, &tensor, &model->linear);
     if (a->encoded_rstd) {
-        norm_unit_forward(a->encoded, a->encoded_rstd, rows.count, model->cfg.C, model_norm_eps(model->cfg),
+        norm_unit_forward(a->encoded, a->encoded_rstd, stream_rows(model, pass), cfg.C, model_norm_eps(cfg),
                           &model->gpu);
     }
 }
@@ -691,9 +614,8 @@ static void others_forward(Model* model, const Pass* pass) {
     for (int l = 0; l < model->cfg.L; l++) {
         zero_parameters(&model->zero, l, 1);
         const Block block = block_at(model, l, pass);
-        const BlockSlice s = slice_at(&block, 0);
-        mlp_hidden(&s.mlp, NULL);
-        mlp_forward_residual(NULL, NULL, &s.mlp);
+        mlp_hidden(&block.mlp, NULL);
+        mlp_forward_residual(NULL, NULL, &block.mlp);
     }
 }
 
@@ -716,7 +638,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     }
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, model_copy(cfg, l), 1);
-        const Block block = block_at(model, l, pass);
+        Block block = block_at(model, l, pass);
         block_forward(&block);
     }
     if (model_has_last(cfg)) {
@@ -748,23 +670,12 @@ static void model_forward(Model* model, Batch batch) {
     forward_pass(model, &pass);
 }
 
-// Returns the row of the classifier's matrix.
-static const TensorRow* head_row(const Model* model) {
-    const size_t member =
-        model->cfg.has_head ? offsetof(ModelParameters, head) : offsetof(ModelParameters, wte);
-    int i = 0;
-    while (model->parameter_rows[i].member != member) {
-        i++;
-    }
-    return &model->parameter_rows[i];
-}
-
 // Returns the head of the model on lnf, after forward_pass. Gathers lnf (N, C).
 static LmHeadGpu lm_head(Model* model, const Pass* pass) {
     const TensorParallelGpu tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
     return LmHeadGpu{tensor_gather(&tensor, 0, a->lnf),
-                     weights_of_words(model, 0).head,
+                     linear_weights(model->cfg, &model->params).head,
                      pass->targets,
                      a->logits,
                      pass_tokens(pass),
@@ -775,7 +686,6 @@ static LmHeadGpu lm_head(Model* model, const Pass* pass) {
                      &model->linear,
                      NULL,
                      tensor,
-                     head_row(model)->layer_bytes,
                      a->word_rows,
                      a->all_logits};
 }
@@ -832,36 +742,23 @@ static void wait_for_buffer(Model* model, int l) {
 // Computes again what the forward pass did not keep of the block: the same operations on the same
 // inputs give the same bits.
 static void block_recompute(const Block* b, RecomputeLevel level) {
-    const TensorParallelGpu* tensor = &b->tensor;
     if (level == RECOMPUTE_BLOCK) {
         block_hidden(b);
         return;
     }
     if (level >= RECOMPUTE_NORMS) {
-        norm_forward(b->a.ln1, b->inp, &b->norm1, tensor->gpu);
-        norm_forward(b->a.ln2, (const floatX*)b->a.residual2, &b->norm2, tensor->gpu);
+        norm_forward(b->a.ln1, b->inp, &b->norm1, &b->model->gpu);
+        norm_forward(b->a.ln2, (const floatX*)b->a.residual2, &b->norm2, &b->model->gpu);
     }
-    const floatX* ln2 = level == RECOMPUTE_MLP ? tensor_gather(tensor, 0, b->a.ln2) : NULL;
-    for (int i = 0; i < tensor->cut.slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        if (level == RECOMPUTE_MLP) {
-            mlp_hidden(&s.mlp, ln2);
-        } else if (level >= RECOMPUTE_ACTIVATION) {
-            mlp_activation(&s.mlp);
-        }
+    if (level == RECOMPUTE_MLP) {
+        mlp_hidden(&b->mlp, b->a.ln2);
+    } else if (level >= RECOMPUTE_ACTIVATION) {
+        mlp_activation(&b->mlp);
     }
-}
-
-// Returns the gradients of slice i of layer l, of those that this process has.
-static ModelGradients gradients_at_slice(const Model* model, int l, int i) {
-    ModelGradients d =
-        zero_gradients_at_slice(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l, i);
-    whole_gradients_at_slice(&model->whole, &d, i);
-    return d;
 }
 
 static ModelGradients gradients_at_layer(const Model* model, int l) {
-    return gradients_at_slice(model, l, 0);
+    return zero_gradients_at_layer(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
 }
 
 // Returns the gradient of the bias of the projection into the stream that enters block l; none for
@@ -881,84 +778,57 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
         return none;
     }
     const Block b = block_at(model, l, pass);
-    const BlockSlice s = slice_at(&b, 0);
-    return linear_codes_below(b.a.dresidual, b.norm1.N, &s.mlp.proj, b.tensor.cut.N, &model->linear);
+    return linear_codes_below(b.a.dresidual, b.norm1.N, &b.mlp.proj, pass_tokens(pass), &model->linear);
 }
 
-// Returns the gradients of a slice's MLP, and those of its parameters in `d`.
-static MlpGradientsGpu mlp_gradients_at(const Block* b, const ModelGradients* d, floatX* dinp,
-                                        GradientMode mode) {
+// Returns the gradients of a block's MLP; those of its parameters are in `d`.
+static MlpGradientsGpu mlp_gradients_at(const Block* b, const ModelGradients* d, GradientMode mode) {
     Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, dinp, mode, zero_neighbor_elements(&model->zero.plan),
-                            model->router_losses,
+    return mlp_gradients_of(d, &b->a, mode, zero_neighbor_elements(&model->zero.plan), model->router_losses,
                             router_statistics_of(model->results.statistics, b->l, model->cfg.E));
 }
 
 // The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
 // it. dfch (N, F).
-static void mlp_backward_at(const Block* b, GradientMode mode) {
+static void mlp_backward_at(const Block* b, const ModelGradients* d, GradientMode mode) {
     Model* model = b->model;
-    const TensorParallelGpu* tensor = &b->tensor;
     const ModelActivations a = b->a;
-    const ModelGradients d = gradients_at_layer(model, b->l);
-    floatX *dresidual = a.dresidual, *dln2 = a.branch;
-    const floatX *dout = tensor_gather(tensor, 0, dresidual), *ln2 = tensor_gather(tensor, 1, a.ln2);
-    for (int i = 0; i < tensor->cut.slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        const ModelGradients of_slice = gradients_at_slice(model, b->l, i);
-        const MlpGradientsGpu dmlp = mlp_gradients_at(b, &of_slice, tensor_part(tensor, i, dln2), mode);
-        mlp_backward(&s.mlp, &dmlp, dout, ln2);
-    }
-    tensor_sum(tensor, dln2, NULL, NULL);
+    const MlpGradientsGpu dmlp = mlp_gradients_at(b, d, mode);
+    mlp_backward(&b->mlp, &dmlp, a.dresidual, a.ln2); // branch (R, C), the gradient of ln2
     // dresidual, and its column sums: the gradient of attprojb (C)
-    const NormGradients dnorm2 = {d.ln2w, d.ln2b, mode, d.attprojb, mode, {}};
-    tensor_norm_backward(tensor, dresidual, GRADIENT_ADD, &dnorm2, (const floatX*)dln2,
-                         (const floatX*)a.residual2, &b->norm2, &model->norm_scratch);
+    const NormGradients dnorm2 = {d->ln2w, d->ln2b, mode, d->attprojb, mode, {}};
+    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm2, (const floatX*)a.branch, (const floatX*)a.residual2,
+                  &b->norm2, &model->norm_scratch, &model->gpu);
 }
 
 // The attention of a block, likewise. dqkv (N, QKV).
-static void attention_backward_at(const Block* b, GradientMode mode, GradientMode below) {
+static void attention_backward_at(const Block* b, const ModelGradients* d, GradientMode mode,
+                                  GradientMode below) {
     Model* model = b->model;
-    const TensorParallelGpu* tensor = &b->tensor;
     const ModelActivations a = b->a;
-    const ModelGradients d = gradients_at_layer(model, b->l);
-    floatX *dresidual = a.dresidual, *datty = a.branch, *dln1 = a.branch; // one after the other
-    const floatX *dout = tensor_gather(tensor, 0, dresidual), *ln1 = tensor_gather(tensor, 1, a.ln1);
-    for (int i = 0; i < tensor->cut.slices; i++) {
-        const BlockSlice s = slice_at(b, i);
-        const ModelGradients of_slice = gradients_at_slice(model, b->l, i);
-        linear_backward(datty, of_slice.attprojw, dout, s.a.atty, &s.weights.attproj, tensor->cut.N, mode,
-                        &model->linear);
-        const SelfAttentionGradientsGpu dattention = {tensor_part(tensor, i, dln1),
-                                                      of_slice.qkvw,
-                                                      of_slice.qkvb,
-                                                      of_slice.qnormw,
-                                                      of_slice.knormw,
-                                                      mode,
-                                                      a.dqkv};
-        self_attention_backward(&s.attention, &dattention, datty, ln1);
-    }
-    tensor_sum(tensor, dln1, NULL, NULL);
+    const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(d, &a, mode);
+    self_attention_backward(&b->attention, &dattention, a.dresidual, a.ln1); // branch, of ln1
     // dresidual, and the gradient of fcprojb (C) of the block before
     if (b->l > 0) {
         wait_for_buffer(model, b->l - 1);
     }
     const NormGradients dnorm1 = {
-        d.ln1w, d.ln1b, mode, bias_grad_into(model, b->l), below, stream_codes(model, b->l - 1, b->pass)};
-    tensor_norm_backward(tensor, dresidual, GRADIENT_ADD, &dnorm1, (const floatX*)dln1, b->inp, &b->norm1,
-                         &model->norm_scratch);
+        d->ln1w, d->ln1b, mode, bias_grad_into(model, b->l), below, stream_codes(model, b->l - 1, b->pass)};
+    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm1, (const floatX*)a.branch, b->inp, &b->norm1,
+                  &model->norm_scratch, &model->gpu);
 }
 
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
 // in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
+    const ModelGradients d = gradients_at_layer(model, l);
     const GradientMode own = share_gradient_mode(model->cfg, l, mode),
                        below = l > 0 ? share_gradient_mode(model->cfg, l - 1, mode) : own;
     block_recompute(&b, model->recompute);
     zero_clear_frozen(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
-    mlp_backward_at(&b, own);
-    attention_backward_at(&b, own, below);
+    mlp_backward_at(&b, &d, own);
+    attention_backward_at(&b, &d, own, below);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
@@ -966,31 +836,22 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const ModelConfig cfg = model->cfg;
     const TensorParallelGpu tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
+    const ModelGradients d = gradients_at_layer(model, 0);
     const Gradient apart = zero_embedding_gradient(&model->zero); // without data: joined
-    if (a->encoded_rstd && (gradients_at_layer(model, 0).wte.data || apart.data)) {
-        norm_unit_backward(a->dresidual, (const floatX*)a->encoded, a->encoded_rstd,
-                           tensor_rows(&tensor).count, cfg.C, &model->gpu);
+    const EmbeddingSizes sizes = {
+        pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
+    const int is_trained = d.wte.data || apart.data;
+    if (a->encoded_rstd && is_trained) {
+        norm_unit_backward(a->dresidual, (const floatX*)a->encoded, a->encoded_rstd, stream_rows(model, pass),
+                           cfg.C, &model->gpu);
     }
     const floatX* dencoded = tensor_gather(&tensor, 0, a->dresidual); // (N, C)
-    if (gradients_at_layer(model, 0).wte.data || apart.data) {
+    if (is_trained) {
         embedding_sort(&model->encoder, pass->inputs, pass_tokens(pass), &model->gpu);
     }
-    for (int i = 0; i < tensor.cut.slices; i++) {
-        const ModelGradients d = gradients_at_slice(model, 0, i);
-        const Gradient none = {NULL, d.wpe.dtype};
-        const Gradient slice = {(char*)apart.data + i * model->gradient_rows[0].layer_bytes, apart.dtype};
-        const EmbeddingSizes sizes = {pass->B,
-                                      pass->T,
-                                      cfg.C,
-                                      cfg.Vp,
-                                      cfg.max_T,
-                                      pass->positions.chunks,
-                                      (tensor.cut.first + i) * cfg.Vp};
-        // without a matrix of its own, the head has set or added to d.wte
-        embedding_backward(apart.data ? slice : d.wte, i == 0 ? d.wpe : none, dencoded, pass->inputs, sizes,
-                           cfg.has_head || apart.data ? mode : GRADIENT_ADD, mode, &model->encoder,
-                           &model->gpu);
-    }
+    // without a matrix of its own, the head has set or added to d.wte
+    embedding_backward(apart.data ? apart : d.wte, d.wpe, dencoded, pass->inputs, sizes,
+                       cfg.has_head || apart.data ? mode : GRADIENT_ADD, mode, &model->encoder, &model->gpu);
 }
 
 // Called when the gradient of group g is complete: reduces it over the ranks, or updates the group
@@ -1013,17 +874,17 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     floatX* dlnf = a->branch; // (R, C)
     head.teaching = model->teaching;
     lm_head_gradients(a->losses, dlnf, cfg.has_head ? d.head : d.wte, &head, dloss, mode);
-    tensor_norm_backward(&head.tensor, a->dresidual, GRADIENT_SET, &dnorm, (const floatX*)dlnf,
-                         (const floatX*)residual_into(model, cfg.L, pass), &norm, &model->norm_scratch);
+    norm_backward(a->dresidual, GRADIENT_SET, &dnorm, (const floatX*)dlnf,
+                  (const floatX*)residual_into(model, cfg.L, pass), &norm, &model->norm_scratch, &model->gpu);
 }
 
 // Sets or adds to the gradient of the bias that is added last to the stream that leaves a stage,
 // from dresidual (R, C).
 static void last_bias_backward(Model* model, const Pass* pass, GradientMode mode) {
     const ModelConfig cfg = model->cfg;
-    const TensorParallelGpu tensor = tensor_of(model, pass);
-    tensor_norm_dinp_sum(&tensor, bias_grad_into(model, cfg.L), share_gradient_mode(cfg, cfg.L - 1, mode),
-                         (const floatX*)pass->acts->dresidual, &model->norm_scratch);
+    norm_dinp_sum(bias_grad_into(model, cfg.L), share_gradient_mode(cfg, cfg.L - 1, mode),
+                  (const floatX*)pass->acts->dresidual, stream_rows(model, pass), cfg.C, &model->norm_scratch,
+                  &model->gpu);
 }
 
 // Forward and backward in a rank without tokens: its experts' gradients on those of others, and its
@@ -1042,11 +903,10 @@ static void others_backward(Model* model, GradientMode mode, MicroStep step) {
         zero_parameters(&model->zero, l, -1);
         wait_for_buffer(model, l);
         const Block block = block_at(model, l, &pass);
-        const BlockSlice s = slice_at(&block, 0);
         const ModelGradients d = gradients_at_layer(model, l);
-        const MlpGradientsGpu dmlp = mlp_gradients_at(&block, &d, block.a.branch, mode);
-        mlp_backward(&s.mlp, &dmlp, NULL, NULL);
-        zero_group_done<floatX>(&model->zero, model_group_of_slice(model->cfg, l, 0), step);
+        const MlpGradientsGpu dmlp = mlp_gradients_at(&block, &d, mode);
+        mlp_backward(&block.mlp, &dmlp, NULL, NULL);
+        zero_group_done<floatX>(&model->zero, model_group(model->cfg, l), step);
     }
 }
 
@@ -1076,17 +936,14 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
         offload_residual_wait(&model->residuals, l - 1, &model->gpu);
         block_backward(model, l, &pass, mode);
         fetch_residual(model, l, &pass);
-        const int g = model_group_of_slice(cfg, l, 0);
+        const int g = model_group(cfg, l);
         if (model_group_layer(cfg, g) == l) { // no layer below adds to these gradients
-            for (int i = model_slices(cfg) - 1; i >= 0; i--) {
-                group_done(model, g + i, step, hook);
-            }
+            group_done(model, g, step, hook);
         }
     }
     if (model_has_first(cfg)) {
         embeddings_backward(model, &pass, mode);
     }
-    whole_gradients_sum<floatX>(&model->whole, &model->groups.tensor, &model->gpu);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1118,8 +975,7 @@ static void stage_passes(Model* model, PipelineAction before, PipelineAction nex
 // Returns the rows of the stream that this process has of a batch.
 static int stage_rows(Model* model, Batch batch) {
     const Pass pass = batch_pass(model, batch);
-    const TensorParallelGpu tensor = tensor_of(model, &pass);
-    return tensor_rows(&tensor).count;
+    return stream_rows(model, &pass);
 }
 
 // Adds the embedding's gradient to the classifier's, if it is summed apart: once an update.
@@ -1254,15 +1110,17 @@ static void model_square_sum(Model* model) {
     ZeroSpan spans[ZERO_SPANS];
     const int count = zero_counted_spans(&model->zero.plan, model->gradient_rows, model->cfg, spans);
     const Gradient all = zero_gradient(&model->zero);
-    const GroupGpu* tensor = &model->groups.tensor;
     zero_wait_for_gradient(&model->zero);
-    shared_keys_step<floatX>(&model->keys, SHARED_KEYS_ADD, &model->zero, tensor, &model->gpu);
+    tensor_parts_sum<floatX>(&model->parts, &model->zero, &model->groups.tensor, &model->gpu);
     for (int i = 0; i < count; i++) {
-        const Gradient span = {(char*)all.data + spans[i].begin * dtype_bytes(all.dtype), all.dtype};
-        gradient_square_sum_of<floatX>(&model->results.on_gpu->square_sum, span, spans[i].count,
-                                       i == 0 ? GRADIENT_SET : GRADIENT_ADD, &model->norm, &model->gpu);
+        for (size_t k = 0; k < (size_t)spans[i].copies; k++) {
+            const size_t at = spans[i].begin + k * spans[i].stride;
+            const Gradient span = {(char*)all.data + at * dtype_bytes(all.dtype), all.dtype};
+            gradient_square_sum_of<floatX>(&model->results.on_gpu->square_sum, span, spans[i].count,
+                                           i + k == 0 ? GRADIENT_SET : GRADIENT_ADD, &model->norm,
+                                           &model->gpu);
+        }
     }
-    shared_keys_step<floatX>(&model->keys, SHARED_KEYS_COPY, &model->zero, tensor, &model->gpu);
 }
 
 // Sets the statistics of the routers of this part of the model, and the losses of sources.
@@ -1442,9 +1300,8 @@ static const floatX* decode_forward(Model* model, const Pass* pass, int count) {
     const PipelineStream stream = {residual_into(model, model->cfg.L, pass), NULL, pass->acts->encoded, NULL,
                                    (size_t)model->cfg.C * sizeof(floatX)};
     const PipelineGpu* pipeline = &model->pipeline;
-    const int is_sliced = model_is_sliced(model->cfg),
-              words = model->cfg.Vp * (is_sliced ? model->cfg.part.of_slices : 1);
-    floatX* logits = is_sliced ? pass->acts->all_logits : pass->acts->logits;
+    const int words = model->cfg.Vp * model_tensor_ranks(model->cfg);
+    floatX* logits = model_is_cut(model->cfg) ? pass->acts->all_logits : pass->acts->logits;
     pipeline_exchange(pipeline, at_rest, now, stream);
     forward_pass(model, pass);
     pipeline_exchange(pipeline, now, at_rest, stream);
@@ -1611,8 +1468,8 @@ static void train(Model* model, Run* run) {
         }
         gpu_report_tell(&model->report, &run->log);
         run_end_step(run);
-        if (schedule_due(run->settled.options.memory.gpu_report, run->state.step,
-                         run->settled.options.batch.steps)) {
+        if (schedule_due(run->settled->options.memory.gpu_report, run->state.step,
+                         run->settled->options.batch.steps)) {
             gpu_report_print(&model->report, &model->matmul);
         }
         if (run_diverges(run)) {
@@ -1626,7 +1483,7 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, &run->settled, memory_on_gpu(), &run->comm);
+        model_open(model, run->settled, memory_on_gpu(), &run->comm);
         memory_check(&model->memory, &run->plan.model.memory);
         if (run->generate) {
             generate_texts(run, model);

@@ -1,5 +1,6 @@
 /*
-reference.h -- the model as plain loops from the formulas: the first file to read.
+reference.h -- the operations of a model as plain loops from their formulas: the first file to read.
+reference_model.h makes a model of them.
 
 Nothing here is fast: no threads, no vectors, no tiles. Above each operation is its formula, forward
 and backward. The fast versions, llmc/ops/<op>.h for the CPU and llmc/ops/<op>.cuh for the GPU, are
@@ -26,12 +27,15 @@ differ from it in the kinds of their operations: a row of ARCHITECTURES (model.h
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "llmc/optim/adamw.h"
-#include "llmc/base/check.h"
 #include "llmc/ops/activation.h"
 #include "llmc/ops/cross_entropy.h"
-#include "llmc/model/model.h"
+#include "llmc/ops/heads.h"
+#include "llmc/ops/norm.h"
+#include "llmc/ops/rope.h"
+#include "llmc/ops/router.h"
 
 #ifndef REFERENCE_REAL
 #define REFERENCE_REAL double
@@ -79,51 +83,74 @@ static inline void ref_embedding_backward(Real* dwte, Real* dwpe, const Real* do
 //
 // out, inp (N, C)    mean, rstd (N), kept for the backward pass    weight, bias (C)
 //
-// NULL for `mean` is RMS, where mean is 0 and the term avg_c(g) is missing. NULL for `weight` is
-// ones, NULL for `bias` zeros.
+// RMS has no mean: it is 0, and the term avg_c(g) is missing. NULL for `weight` is ones, NULL for
+// `bias` zeros.
 
-static inline void ref_norm_forward(Real* out, Real* mean, Real* rstd, const Real* inp, const Real* weight,
-                                    const Real* bias, Real eps, size_t N, size_t C) {
-    for (size_t n = 0; n < N; n++) {
-        const Real* x = inp + n * C;
-        Real sum = 0, squares = 0;
-        for (size_t c = 0; c < C && mean; c++) {
+typedef struct {
+    NormKind kind;
+    const Real *weight, *bias;
+    Real *mean, *rstd; // set by the forward pass; mean: if the kind has one
+    Real eps;
+    size_t N, C;
+} RefNorm;
+
+// Returns the number that a norm subtracts from a row.
+static inline Real ref_norm_center_(NormKind kind, const Real* x, size_t C) {
+    Real sum = 0;
+    switch (kind) {
+    case NORM_LAYER:
+        for (size_t c = 0; c < C; c++) {
             sum += x[c];
         }
-        const Real center = sum / C;
+        return sum / C;
+    case NORM_RMS:
+    case NORM_RMS_ALONE:
+        return 0;
+    }
+    return NAN;
+}
+
+static inline void ref_norm_forward(Real* out, const Real* inp, RefNorm norm) {
+    const size_t C = norm.C;
+    for (size_t n = 0; n < norm.N; n++) {
+        const Real *x = inp + n * C, center = ref_norm_center_(norm.kind, x, C);
+        Real squares = 0;
         for (size_t c = 0; c < C; c++) {
             squares += (x[c] - center) * (x[c] - center);
         }
-        rstd[n] = 1 / sqrt(squares / C + eps);
+        const Real rstd = norm.rstd[n] = 1 / sqrt(squares / C + norm.eps);
         for (size_t c = 0; c < C; c++) {
-            out[n * C + c] = (x[c] - center) * rstd[n] * (weight ? weight[c] : 1) + (bias ? bias[c] : 0);
+            out[n * C + c] =
+                (x[c] - center) * rstd * (norm.weight ? norm.weight[c] : 1) + (norm.bias ? norm.bias[c] : 0);
         }
-        if (mean) {
-            mean[n] = center;
+        if (norm.mean) {
+            norm.mean[n] = center;
         }
     }
 }
 
 static inline void ref_norm_backward(Real* dinp, Real* dweight, Real* dbias, const Real* dout,
-                                     const Real* inp, const Real* weight, const Real* mean, const Real* rstd,
-                                     size_t N, size_t C) {
-    for (size_t n = 0; n < N; n++) {
-        const Real *x = inp + n * C, *d = dout + n * C, center = mean ? mean[n] : 0;
+                                     const Real* inp, RefNorm norm) {
+    const int has_mean = norm_parts(norm.kind).has_mean;
+    const size_t C = norm.C;
+    for (size_t n = 0; n < norm.N; n++) {
+        const Real *x = inp + n * C, *d = dout + n * C;
+        const Real center = has_mean ? norm.mean[n] : 0, rstd = norm.rstd[n];
         Real g_sum = 0, g_norm_sum = 0;
         for (size_t c = 0; c < C; c++) {
-            const Real norm = (x[c] - center) * rstd[n], g = d[c] * (weight ? weight[c] : 1);
-            g_sum += mean ? g : 0;
-            g_norm_sum += g * norm;
+            const Real y = (x[c] - center) * rstd, g = d[c] * (norm.weight ? norm.weight[c] : 1);
+            g_sum += has_mean ? g : 0;
+            g_norm_sum += g * y;
             if (dweight) {
-                dweight[c] += d[c] * norm;
+                dweight[c] += d[c] * y;
             }
             if (dbias) {
                 dbias[c] += d[c];
             }
         }
         for (size_t c = 0; c < C; c++) {
-            const Real norm = (x[c] - center) * rstd[n], g = d[c] * (weight ? weight[c] : 1);
-            dinp[n * C + c] += rstd[n] * (g - g_sum / C - norm * g_norm_sum / C);
+            const Real y = (x[c] - center) * rstd, g = d[c] * (norm.weight ? norm.weight[c] : 1);
+            dinp[n * C + c] += rstd * (g - g_sum / C - y * g_norm_sum / C);
         }
     }
 }
@@ -137,8 +164,13 @@ static inline void ref_norm_backward(Real* dinp, Real* dweight, Real* dbias, con
 //
 // out (N, OC)    inp (N, C)    weight (OC, C)    bias (OC), or NULL for none
 
+typedef struct {
+    size_t N, C, OC;
+} RefLinear;
+
 static inline void ref_linear_forward(Real* out, const Real* inp, const Real* weight, const Real* bias,
-                                      size_t N, size_t C, size_t OC) {
+                                      RefLinear sizes) {
+    const size_t N = sizes.N, C = sizes.C, OC = sizes.OC;
     for (size_t n = 0; n < N; n++) {
         for (size_t o = 0; o < OC; o++) {
             Real sum = bias ? bias[o] : 0;
@@ -151,7 +183,8 @@ static inline void ref_linear_forward(Real* out, const Real* inp, const Real* we
 }
 
 static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, const Real* dout,
-                                       const Real* inp, const Real* weight, size_t N, size_t C, size_t OC) {
+                                       const Real* inp, const Real* weight, RefLinear sizes) {
+    const size_t N = sizes.N, C = sizes.C, OC = sizes.OC;
     for (size_t n = 0; n < N; n++) {
         for (size_t o = 0; o < OC; o++) {
             const Real d = dout[n * OC + o];
@@ -170,72 +203,81 @@ static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, c
 // Queries, keys and values. A row of qkv has NH heads of queries, then KV heads of keys, then KV
 // heads of values, each of HS columns: QKV = (NH + 2 KV) HS. Values pass both operations unchanged.
 //
-// Norm of each head of queries and of keys: RMS (above), with weights or without
+// Norm of queries and of keys: RMS (above) of each head, with weights or without, or of all heads
+// together
 //
-// out, inp (N, QKV)    qweight, kweight (HS), or NULL for ones    rstd (N, NH + KV), kept for the
-// backward pass; NULL: no norm, out = inp
+// out, inp (N, QKV)    qweight, kweight (HS), or of all heads (NH HS), (KV HS); NULL for ones
+// rstd (N, NH + KV), or of all heads (N, 2), kept for the backward pass
 
-static inline void ref_head_norm_forward(Real* out, Real* rstd, const Real* inp, const Real* qweight,
-                                         const Real* kweight, Real eps, size_t N, size_t NH, size_t KV,
-                                         size_t HS) {
-    const size_t heads = NH + 2 * KV, normed = rstd ? NH + KV : 0;
-    for (size_t i = 0; i < N * heads; i++) {
-        const size_t n = i / heads, h = i % heads;
-        if (h < normed) {
-            ref_norm_forward(out + i * HS, NULL, rstd + n * normed + h, inp + i * HS,
-                             h < NH ? qweight : kweight, NULL, eps, 1, HS);
-        }
-        for (size_t d = 0; d < HS && h >= normed; d++) {
-            out[i * HS + d] = inp[i * HS + d];
-        }
+typedef struct {
+    size_t B, T, NH, KV, HS;
+    size_t window; // of attention
+} RefHeads;
+
+typedef struct {
+    HeadsKind kind;
+    const Real *qweight, *kweight;
+    Real *rstd, eps;
+} RefHeadNorm;
+
+// Heads of a token's queries, or of its keys, as rows of one norm: rows, and columns of each.
+typedef struct {
+    size_t rows, cols;
+} RefNormed_;
+
+// Returns the rows of `heads` heads of queries or keys; none without a norm.
+static inline RefNormed_ ref_normed_(HeadsKind kind, size_t heads, size_t HS) {
+    switch (kind) {
+    case HEADS_PLAIN:
+        return (RefNormed_){0, 0};
+    case HEADS_NORM:
+    case HEADS_UNIT_NORM:
+        return (RefNormed_){heads, HS};
+    case HEADS_ROW_NORM:
+        return (RefNormed_){1, heads * HS};
+    }
+    return (RefNormed_){0, 0};
+}
+
+// Returns the norm of a token's queries, or of its keys.
+static inline RefNorm ref_norm_of_heads_(RefHeadNorm norm, RefHeads heads, size_t n, int is_key) {
+    const RefNormed_ q = ref_normed_(norm.kind, heads.NH, heads.HS),
+                     k = ref_normed_(norm.kind, heads.KV, heads.HS);
+    Real* rstd = norm.rstd + n * (q.rows + k.rows) + (is_key ? q.rows : 0);
+    return (RefNorm){NORM_RMS,
+                     is_key ? norm.kweight : norm.qweight,
+                     NULL,
+                     NULL,
+                     rstd,
+                     norm.eps,
+                     is_key ? k.rows : q.rows,
+                     is_key ? k.cols : q.cols};
+}
+
+static inline void ref_heads_norm_forward(Real* out, const Real* inp, RefHeadNorm norm, RefHeads heads) {
+    const size_t Q = heads.NH * heads.HS, K = heads.KV * heads.HS, QKV = Q + 2 * K;
+    memcpy(out, inp, heads.B * heads.T * QKV * sizeof(Real));
+    for (size_t n = 0; n < heads.B * heads.T && heads_parts(norm.kind).has_norm; n++) {
+        const size_t q = n * QKV, k = q + Q;
+        ref_norm_forward(out + q, inp + q, ref_norm_of_heads_(norm, heads, n, 0));
+        ref_norm_forward(out + k, inp + k, ref_norm_of_heads_(norm, heads, n, 1));
     }
 }
 
-static inline void ref_head_norm_backward(Real* dinp, Real* dqweight, Real* dkweight, const Real* dout,
-                                          const Real* inp, const Real* qweight, const Real* kweight,
-                                          const Real* rstd, size_t N, size_t NH, size_t KV, size_t HS) {
-    const size_t heads = NH + 2 * KV, normed = rstd ? NH + KV : 0;
-    for (size_t i = 0; i < N * heads; i++) {
-        const size_t n = i / heads, h = i % heads;
-        if (h < normed) {
-            ref_norm_backward(dinp + i * HS, h < NH ? dqweight : dkweight, NULL, dout + i * HS, inp + i * HS,
-                              h < NH ? qweight : kweight, NULL, rstd + n * normed + h, 1, HS);
+static inline void ref_heads_norm_backward(Real* dinp, Real* dqweight, Real* dkweight, const Real* dout,
+                                           const Real* inp, RefHeadNorm norm, RefHeads heads) {
+    const size_t Q = heads.NH * heads.HS, K = heads.KV * heads.HS, QKV = Q + 2 * K;
+    for (size_t n = 0; n < heads.B * heads.T; n++) {
+        const size_t q = n * QKV, k = q + Q, v = k + K;
+        const int is_normed = heads_parts(norm.kind).has_norm;
+        if (is_normed) {
+            ref_norm_backward(dinp + q, dqweight, NULL, dout + q, inp + q,
+                              ref_norm_of_heads_(norm, heads, n, 0));
+            ref_norm_backward(dinp + k, dkweight, NULL, dout + k, inp + k,
+                              ref_norm_of_heads_(norm, heads, n, 1));
         }
-        for (size_t d = 0; d < HS && h >= normed; d++) {
-            dinp[i * HS + d] += dout[i * HS + d];
-        }
-    }
-}
-
-// Norm of all heads of queries together, and of all heads of keys: RMS with weights
-//
-// qweight (NH HS)    kweight (KV HS)    rstd (N, 2), kept for the backward pass
-
-static inline void ref_row_norm_forward(Real* out, Real* rstd, const Real* inp, const Real* qweight,
-                                        const Real* kweight, Real eps, size_t N, size_t NH, size_t KV,
-                                        size_t HS) {
-    const size_t Q = NH * HS, K = KV * HS;
-    for (size_t n = 0; n < N; n++) {
-        const Real* q = inp + n * (Q + 2 * K);
-        Real* o = out + n * (Q + 2 * K);
-        ref_norm_forward(o, NULL, rstd + 2 * n, q, qweight, NULL, eps, 1, Q);
-        ref_norm_forward(o + Q, NULL, rstd + 2 * n + 1, q + Q, kweight, NULL, eps, 1, K);
-        for (size_t c = Q + K; c < Q + 2 * K; c++) {
-            o[c] = q[c];
-        }
-    }
-}
-
-static inline void ref_row_norm_backward(Real* dinp, Real* dqweight, Real* dkweight, const Real* dout,
-                                         const Real* inp, const Real* qweight, const Real* kweight,
-                                         const Real* rstd, size_t N, size_t NH, size_t KV, size_t HS) {
-    const size_t Q = NH * HS, K = KV * HS;
-    for (size_t n = 0; n < N; n++) {
-        const size_t q = n * (Q + 2 * K), k = q + Q;
-        ref_norm_backward(dinp + q, dqweight, NULL, dout + q, inp + q, qweight, NULL, rstd + 2 * n, 1, Q);
-        ref_norm_backward(dinp + k, dkweight, NULL, dout + k, inp + k, kweight, NULL, rstd + 2 * n + 1, 1, K);
-        for (size_t v = k + K; v < k + 2 * K; v++) {
-            dinp[v] += dout[v];
+        for (size_t i = is_normed ? v : q; i < v + K; i++) {
+            dinp[i] += dout[i];
         }
     }
 }
@@ -291,29 +333,26 @@ static inline void ref_turn_(Real* out, const Real* inp, const Real* frequency, 
 }
 
 // Adds inp to out, with its queries and keys turned from 0 to t (sign 1), or back (-1).
-static inline void ref_rope_(Real* out, const Real* inp, const Real* frequency, Real sign, size_t B, size_t T,
-                             size_t NH, size_t KV, size_t HS) {
-    const size_t heads = NH + 2 * KV;
-    for (size_t i = 0; i < B * T * heads; i++) {
-        const size_t t = i / heads % T, turned = frequency && i % heads < NH + KV;
+static inline void ref_rope_(Real* out, const Real* inp, const Real* frequency, Real sign, RefHeads h) {
+    const size_t heads = h.NH + 2 * h.KV;
+    for (size_t i = 0; i < h.B * h.T * heads; i++) {
+        const size_t t = i / heads % h.T, turned = frequency && i % heads < h.NH + h.KV;
         if (turned) {
-            ref_turn_(out + i * HS, inp + i * HS, frequency, HS, sign * t);
+            ref_turn_(out + i * h.HS, inp + i * h.HS, frequency, h.HS, sign * t);
         }
-        for (size_t d = 0; d < HS && !turned; d++) {
-            out[i * HS + d] += inp[i * HS + d];
+        for (size_t d = 0; d < h.HS && !turned; d++) {
+            out[i * h.HS + d] += inp[i * h.HS + d];
         }
     }
 }
 
-static inline void ref_rope_forward(Real* out, const Real* inp, const Real* frequency, size_t B, size_t T,
-                                    size_t NH, size_t KV, size_t HS) {
-    memset(out, 0, B * T * (NH + 2 * KV) * HS * sizeof(Real));
-    ref_rope_(out, inp, frequency, 1, B, T, NH, KV, HS);
+static inline void ref_rope_forward(Real* out, const Real* inp, const Real* frequency, RefHeads h) {
+    memset(out, 0, h.B * h.T * (h.NH + 2 * h.KV) * h.HS * sizeof(Real));
+    ref_rope_(out, inp, frequency, 1, h);
 }
 
-static inline void ref_rope_backward(Real* dinp, const Real* dout, const Real* frequency, size_t B, size_t T,
-                                     size_t NH, size_t KV, size_t HS) {
-    ref_rope_(dinp, dout, frequency, -1, B, T, NH, KV, HS);
+static inline void ref_rope_backward(Real* dinp, const Real* dout, const Real* frequency, RefHeads h) {
+    ref_rope_(dinp, dout, frequency, -1, h);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -350,8 +389,8 @@ typedef struct {
     size_t q, k, v, out;  // k, v: of token 0
 } RefQuery_;
 
-static inline RefQuery_ ref_query_(size_t i, const int* starts, size_t window, size_t T, size_t NH, size_t KV,
-                                   size_t HS) {
+static inline RefQuery_ ref_query_(size_t i, const int* starts, RefHeads heads) {
+    const size_t T = heads.T, NH = heads.NH, KV = heads.KV, HS = heads.HS, window = heads.window;
     const size_t b = i / (NH * T), h = i / T % NH, t = i % T, group = NH / KV, row = (NH + 2 * KV) * HS;
     const size_t document = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row;
     const size_t first = window > 0 && t + 1 > window ? t + 1 - window : 0;
@@ -365,9 +404,10 @@ static inline RefQuery_ ref_query_(size_t i, const int* starts, size_t window, s
 }
 
 static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, const int* starts,
-                                         size_t window, size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
-    for (size_t i = 0; i < B * NH * T; i++) {
-        const RefQuery_ at = ref_query_(i, starts, window, T, NH, KV, HS);
+                                         RefHeads heads) {
+    const size_t HS = heads.HS;
+    for (size_t i = 0; i < heads.B * heads.NH * heads.T; i++) {
+        const RefQuery_ at = ref_query_(i, starts, heads);
         const Real *q = qkv + at.q, *k = qkv + at.k, *v = qkv + at.v;
         Real* o = out + at.out;
         Real max = -INFINITY, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
@@ -391,10 +431,10 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
 }
 
 static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Real* qkv, const Real* out,
-                                          const Real* lse, const int* starts, size_t window, size_t B,
-                                          size_t T, size_t NH, size_t KV, size_t HS) {
-    for (size_t i = 0; i < B * NH * T; i++) {
-        const RefQuery_ at = ref_query_(i, starts, window, T, NH, KV, HS);
+                                          const Real* lse, const int* starts, RefHeads heads) {
+    const size_t HS = heads.HS;
+    for (size_t i = 0; i < heads.B * heads.NH * heads.T; i++) {
+        const RefQuery_ at = ref_query_(i, starts, heads);
         const Real *q = qkv + at.q, *k = qkv + at.k, *v = qkv + at.v;
         Real *dq = dqkv + at.q, *dk = dqkv + at.k, *dv = dqkv + at.v;
         const Real *o = out + at.out, *d_o = dout + at.out;
@@ -574,7 +614,7 @@ static inline void ref_router_forward(Real* weights, const Real* logits, const R
     }
 }
 
-// Adds the gradients of both losses to dl (E) of a token; f (E) is that of its document.
+// Adds the gradients of both losses to dl (E) of a token; f (E) is its document's.
 static inline void ref_router_losses_backward_(Real* dl, const Real* l, const Real* f, Real dloss,
                                                const RefRouter* r) {
     Real p[ROUTER_MAX_EXPERTS], q[ROUTER_MAX_EXPERTS];
@@ -635,30 +675,35 @@ static inline void ref_router_backward(Real* dlogits, const Real* dweights, cons
 //
 // out (N, C)    weights (N, E)    act (N, E, F): each expert's hidden layer    proj (E, C, F)
 
-static inline void ref_experts_forward(Real* out, const Real* act, const Real* weights, const Real* proj,
-                                       size_t N, size_t E, size_t F, size_t C) {
+typedef struct {
+    const Real *act, *weights, *proj;
+    size_t N, E, F, C;
+} RefExperts;
+
+static inline void ref_experts_forward(Real* out, RefExperts x) {
+    const size_t N = x.N, E = x.E, F = x.F, C = x.C;
     for (size_t n = 0; n < N; n++) {
         for (size_t c = 0; c < C; c++) {
             out[n * C + c] = 0;
             for (size_t e = 0; e < E; e++) {
                 out[n * C + c] +=
-                    weights[n * E + e] * ref_dot_(act + (n * E + e) * F, proj + (e * C + c) * F, F);
+                    x.weights[n * E + e] * ref_dot_(x.act + (n * E + e) * F, x.proj + (e * C + c) * F, F);
             }
         }
     }
 }
 
 static inline void ref_experts_backward(Real* dact, Real* dweights, Real* dproj, const Real* dout,
-                                        const Real* act, const Real* weights, const Real* proj, size_t N,
-                                        size_t E, size_t F, size_t C) {
-    for (size_t i = 0; i < N * E * C; i++) {
+                                        RefExperts x) {
+    const size_t E = x.E, F = x.F, C = x.C;
+    for (size_t i = 0; i < x.N * E * C; i++) {
         const size_t n = i / (E * C), e = i / C % E, c = i % C, hidden = (n * E + e) * F,
                      row = (e * C + c) * F;
-        const Real d = dout[n * C + c], w = weights[n * E + e];
-        dweights[n * E + e] += d * ref_dot_(act + hidden, proj + row, F);
+        const Real d = dout[n * C + c], w = x.weights[n * E + e];
+        dweights[n * E + e] += d * ref_dot_(x.act + hidden, x.proj + row, F);
         for (size_t f = 0; f < F; f++) {
-            dact[hidden + f] += w * d * proj[row + f];
-            dproj[row + f] += w * d * act[hidden + f];
+            dact[hidden + f] += w * d * x.proj[row + f];
+            dproj[row + f] += w * d * x.act[hidden + f];
         }
     }
 }
@@ -695,34 +740,41 @@ static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* 
 // logits (N, Vp)    target, loss, lse (N)
 // dloss: the weight of a token in the loss, 1 / (number of targets)
 
+typedef struct {
+    size_t N, V, Vp;
+    Real softcap, z_loss;
+} RefClassifier;
+
 static inline Real ref_softcap_(Real x, Real softcap) {
     return softcap > 0 ? softcap * tanh(x / softcap) : x;
 }
 
 static inline void ref_classifier_forward(Real* loss, Real* lse, const Real* logits, const int* target,
-                                          Real softcap, size_t N, size_t V, size_t Vp) {
-    for (size_t n = 0; n < N; n++) {
-        const Real* x = logits + n * Vp;
+                                          RefClassifier of) {
+    const size_t V = of.V;
+    for (size_t n = 0; n < of.N; n++) {
+        const Real* x = logits + n * of.Vp;
         Real max = -INFINITY, sum = 0; // exp(y - max) cannot overflow
         for (size_t v = 0; v < V; v++) {
-            max = fmax(max, ref_softcap_(x[v], softcap));
+            max = fmax(max, ref_softcap_(x[v], of.softcap));
         }
         for (size_t v = 0; v < V; v++) {
-            sum += exp(ref_softcap_(x[v], softcap) - max);
+            sum += exp(ref_softcap_(x[v], of.softcap) - max);
         }
         lse[n] = max + log(sum);
-        loss[n] = target[n] == NO_TARGET ? 0 : lse[n] - ref_softcap_(x[target[n]], softcap);
+        loss[n] = target[n] == NO_TARGET ? 0 : lse[n] - ref_softcap_(x[target[n]], of.softcap);
     }
 }
 
 static inline void ref_classifier_backward(Real* dlogits, const Real* logits, const Real* lse,
-                                           const int* target, Real dloss, Real softcap, Real z_loss, size_t N,
-                                           size_t V, size_t Vp) {
-    for (size_t n = 0; n < N; n++) {
-        for (size_t v = 0; v < V && target[n] != NO_TARGET; v++) {
-            const Real y = ref_softcap_(logits[n * Vp + v], softcap), slope = softcap > 0 ? y / softcap : 0;
+                                           const int* target, Real dloss, RefClassifier of) {
+    for (size_t n = 0; n < of.N; n++) {
+        for (size_t v = 0; v < of.V && target[n] != NO_TARGET; v++) {
+            const Real y = ref_softcap_(logits[n * of.Vp + v], of.softcap);
+            const Real slope = of.softcap > 0 ? y / of.softcap : 0;
             const Real p = exp(y - lse[n]), is_target = v == (size_t)target[n];
-            dlogits[n * Vp + v] += (p * (1 + 2 * z_loss * lse[n]) - is_target) * dloss * (1 - slope * slope);
+            dlogits[n * of.Vp + v] +=
+                (p * (1 + 2 * of.z_loss * lse[n]) - is_target) * dloss * (1 - slope * slope);
         }
     }
 }
@@ -740,40 +792,48 @@ static inline void ref_classifier_backward(Real* dlogits, const Real* logits, co
 // log_q (N, V)    kl (N): 0 if target is NO_TARGET
 
 // Sets the log-probabilities of all V tokens, (N, V).
-static inline void ref_log_probs(Real* log_probs, const Real* logits, Real softcap, Real t, size_t N,
-                                 size_t V, size_t Vp) {
-    for (size_t n = 0; n < N; n++) {
-        const Real* x = logits + n * Vp;
+static inline void ref_log_probs(Real* log_probs, const Real* logits, Real t, RefClassifier of) {
+    for (size_t n = 0; n < of.N; n++) {
+        const Real* x = logits + n * of.Vp;
         Real max = -INFINITY, sum = 0;
-        for (size_t v = 0; v < V; v++) {
-            max = fmax(max, ref_softcap_(x[v], softcap) / t);
+        for (size_t v = 0; v < of.V; v++) {
+            max = fmax(max, ref_softcap_(x[v], of.softcap) / t);
         }
-        for (size_t v = 0; v < V; v++) {
-            sum += exp(ref_softcap_(x[v], softcap) / t - max);
+        for (size_t v = 0; v < of.V; v++) {
+            sum += exp(ref_softcap_(x[v], of.softcap) / t - max);
         }
-        for (size_t v = 0; v < V; v++) {
-            log_probs[n * V + v] = ref_softcap_(x[v], softcap) / t - max - log(sum);
+        for (size_t v = 0; v < of.V; v++) {
+            log_probs[n * of.V + v] = ref_softcap_(x[v], of.softcap) / t - max - log(sum);
         }
     }
 }
 
-// Sets kl, and adds to dlogits. log_pt (N, V) are the student's log-probabilities at temperature t
-// and lse those of ref_classifier_forward.
-static inline void ref_distill(Real* kl, Real* dlogits, const Real* logits, const Real* lse,
-                               const Real* log_pt, const Real* log_q, const int* target, Real dloss, Real a,
-                               Real t, Real softcap, Real z_loss, size_t N, size_t V, size_t Vp) {
-    for (size_t n = 0; n < N; n++) {
+// Student and teacher: log_pt (N, V) are the student's log-probabilities at temperature t; lse is
+// set by ref_classifier_forward.
+typedef struct {
+    RefClassifier of;
+    const Real *logits, *lse, *log_pt, *log_q;
+    const int* target;
+    Real dloss, a, t;
+} RefDistill;
+
+// Sets kl, and adds to dlogits.
+static inline void ref_distill(Real* kl, Real* dlogits, RefDistill x) {
+    const size_t V = x.of.V, Vp = x.of.Vp;
+    for (size_t n = 0; n < x.of.N; n++) {
         kl[n] = 0;
-        if (target[n] == NO_TARGET) {
+        if (x.target[n] == NO_TARGET) {
             continue;
         }
         for (size_t v = 0; v < V; v++) {
-            const Real own = log_pt[n * V + v], q = exp(log_q[n * V + v]);
-            const Real y = ref_softcap_(logits[n * Vp + v], softcap), slope = softcap > 0 ? y / softcap : 0;
-            const Real p = exp(y - lse[n]), is_target = v == (size_t)target[n];
-            const Real dy = (1 - a) * (p - is_target) + 2 * z_loss * lse[n] * p + a * t * (exp(own) - q);
-            kl[n] += q * (log_q[n * V + v] - own);
-            dlogits[n * Vp + v] += dy * dloss * (1 - slope * slope);
+            const Real own = x.log_pt[n * V + v], log_q = x.log_q[n * V + v], q = exp(log_q);
+            const Real y = ref_softcap_(x.logits[n * Vp + v], x.of.softcap);
+            const Real slope = x.of.softcap > 0 ? y / x.of.softcap : 0;
+            const Real p = exp(y - x.lse[n]), is_target = v == (size_t)x.target[n];
+            const Real dy =
+                (1 - x.a) * (p - is_target) + 2 * x.of.z_loss * x.lse[n] * p + x.a * x.t * (exp(own) - q);
+            kl[n] += q * (log_q - own);
+            dlogits[n * Vp + v] += dy * x.dloss * (1 - slope * slope);
         }
     }
 }
@@ -789,7 +849,7 @@ static inline void ref_distill(Real* kl, Real* dlogits, const Real* logits, cons
 //                                                      + weight_decay param)
 //
 // With opt.decay == DECAY_CAUTIOUS only parameters decay that m moves toward zero
-// (--cautious-decay): those of m's sign.
+// (--cautious-decay): they have m's sign.
 //
 // param, grad, m, v (n)    clip is opt.grad_scale; t, the number of the update, counts from 1
 
@@ -813,351 +873,6 @@ static inline void ref_adamw(Real* param, const Real* grad, Real* m, Real* v, si
         const int decays = opt.decay == DECAY_ALL || (m[i] > 0 && param[i] > 0) || (m[i] < 0 && param[i] < 0);
         param[i] -= opt.lr * (m_hat / (sqrt(v_hat) + opt.eps) + (decays ? opt.weight_decay * param[i] : 0));
     }
-}
-
-// -------------------------------------------------------------------------------------------------
-// The model
-
-// Parameters are those of the table in model.h. The struct points to the tensors of one layer.
-#define REF_MEMBER_(name, ...) Real* name;
-typedef struct {
-    MODEL_PARAMETERS(REF_MEMBER_)
-} RefParameters;
-
-// Sizes of a model, and the numbers in its formulas.
-typedef struct {
-    size_t B, T, N, C, NH, KV, HS, Q, QKV, F, V, Vp;
-    size_t G;     // columns before the activation for each one after it: 2 with gates
-    size_t E, Fs; // experts, or 0; hidden units of the shared expert
-    size_t A;     // columns of the hidden layers after the activation: F, of each expert
-    const Architecture* kinds;
-} RefSizes;
-
-static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
-    const Architecture* kinds = model_architecture(cfg.arch);
-    const size_t NH = (size_t)cfg.NH, KV = (size_t)model_key_heads(cfg), HS = (size_t)model_head_size(cfg),
-                 F = (size_t)model_hidden(cfg);
-    RefSizes s; // all members are set
-    s.B = B, s.T = T, s.N = B * T, s.C = (size_t)cfg.C;
-    s.NH = NH, s.KV = KV, s.HS = HS, s.Q = NH * HS, s.QKV = (NH + 2 * KV) * HS;
-    s.F = F, s.V = (size_t)cfg.V, s.Vp = (size_t)cfg.Vp;
-    s.G = (size_t)activation_gates(kinds->activation);
-    s.E = (size_t)cfg.E, s.Fs = (size_t)cfg.Fs;
-    s.A = (size_t)model_mlps(cfg) * F;
-    s.kinds = kinds;
-    return s;
-}
-
-static inline size_t ref_qk_rstd_(RefSizes s) {
-    const HeadsKind kind = s.kinds->heads;
-    return kind == HEADS_PLAIN ? 0 : kind == HEADS_ROW_NORM ? 2 : s.NH + s.KV;
-}
-
-// clang-format off
-// Activations: name, layers, columns for each of N = B*T tokens; without columns, the model does
-// not have it. The gradients of the activations are a second such set.
-#define REF_ACTIVATIONS(X)                                                                                    \
-    X(embedded,      1,     s.kinds->has_embedding_norm ? s.C : 0)  /* (B, T, C)   the embedding, if it has a norm */ \
-    X(embedded_rstd, 1,     s.kinds->has_embedding_norm)            /* (B, T)      */                         \
-    X(stream,        L + 1, s.C)   /* (B, T, C)   the residual stream that enters block l, after the last one too */ \
-    X(ln1,           L,     s.C)                                    /* (B, T, C)   */                         \
-    X(ln1_mean,      L,     s.kinds->norm == NORM_LAYER)            /* (B, T)      */                         \
-    X(ln1_rstd,      L,     1)                                      /* (B, T)      */                         \
-    X(qkv,           L,     s.QKV)                                  /* (B, T, QKV) */                         \
-    X(normed,        L,     s.QKV)                                  /* (B, T, QKV) after the norm of heads */ \
-    X(qk_rstd,       L,     ref_qk_rstd_(s))                        /* (B, T, NH + KV), or (B, T, 2) */       \
-    X(turned,        L,     s.QKV)                                  /* (B, T, QKV) after the rotation */      \
-    X(atty,          L,     s.Q)                                    /* (B, T, NH, HS)  what the heads see */  \
-    X(att_lse,       L,     s.NH)                                   /* (B, NH, T)  */                         \
-    X(attproj,       L,     s.C)                                    /* (B, T, C)   what attention adds to the stream */ \
-    X(residual2,     L,     s.C)                                    /* (B, T, C)   the stream after attention */ \
-    X(ln2,           L,     s.C)                                    /* (B, T, C)   */                         \
-    X(ln2_mean,      L,     s.kinds->norm == NORM_LAYER)            /* (B, T)      */                         \
-    X(ln2_rstd,      L,     1)                                      /* (B, T)      */                         \
-    X(router_logits, L,     s.E)                                    /* (B, T, E)   */                         \
-    X(expert_weights, L,    s.E)                                    /* (B, T, E)   */                         \
-    X(fch,           L,     s.G * s.A)                              /* (B, T, E, G, F)  the hidden layer of each MLP */ \
-    X(fch_act,       L,     s.A)                                    /* (B, T, E, F) */                        \
-    X(sfch,          L,     s.G * s.Fs)                             /* (B, T, G, Fs) of the shared expert */  \
-    X(sfch_act,      L,     s.Fs)                                   /* (B, T, Fs)  */                         \
-    X(shared,        L,     s.Fs > 0 ? s.C : 0)                     /* (B, T, C)   its output */              \
-    X(routed,        L,     s.Fs > 0 ? s.C : 0)                     /* (B, T, C)   the others' */             \
-    X(fcproj,        L,     s.C)                                    /* (B, T, C)   what the MLP adds to the stream */ \
-    X(lnf,           1,     s.C)                                    /* (B, T, C)   */                         \
-    X(lnf_mean,      1,     s.kinds->norm == NORM_LAYER)            /* (B, T)      */                         \
-    X(lnf_rstd,      1,     1)                                      /* (B, T)      */                         \
-    X(logits,        1,     s.Vp)                                   /* (B, T, Vp)  */                         \
-    X(logits_lse,    1,     1)                                      /* (B, T)      */                         \
-    X(losses,        1,     1)                                      /* (B, T)      */
-// clang-format on
-
-typedef struct {
-    REF_ACTIVATIONS(REF_MEMBER_)
-} RefActivations;
-#undef REF_MEMBER_
-
-typedef struct {
-    ModelConfig cfg;
-    RefSizes sizes;
-    Real eps, softcap, z_loss;            // of norms; of the classifier
-    Real router_balance, router_z;        // weights of the router's losses
-    const int* lengths;                   // (B) tokens of each row, the rest is padding; NULL: T
-    Real* frequency;                      // (HS / 2) of rotary positions, or NULL
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
-    size_t parameter_bytes, activation_bytes;
-    Real *params, *grads, *acts, *dacts;
-} RefModel;
-
-// Returns the tensors of layer l in `memory`, which is params or grads; tensors that all layers
-// share are the same for every l.
-static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int l) {
-    RefParameters p;
-    const TensorRow* row = m->rows;
-// for each row of the table: p.wte = its address, then the next row
-#define REF_TENSOR_(name, ...)                                                                               \
-    p.name = row->layers > 0 ? (Real*)tensor_at_layer(row, memory, l) : NULL;                                \
-    row++;
-    MODEL_PARAMETERS(REF_TENSOR_)
-#undef REF_TENSOR_
-    return p;
-}
-
-// Returns the tensors of layer l in acts or dacts.
-static inline RefActivations ref_activations_(const RefModel* m, Real* memory, int l) {
-    const RefSizes s = m->sizes;
-    const size_t L = (size_t)m->cfg.L;
-    RefActivations a;
-// for each activation: a.stream = its address at layer l; then `memory` moves past all its layers
-#define REF_TENSOR_(name, layers, cols)                                                                      \
-    a.name = (cols) > 0 ? memory + ((layers) == 1 ? 0 : (size_t)l * s.N * (size_t)(cols)) : NULL;            \
-    memory += (size_t)(layers)*s.N * (size_t)(cols);
-    REF_ACTIVATIONS(REF_TENSOR_)
-#undef REF_TENSOR_
-    return a;
-}
-
-static inline Real* ref_frequencies_(ModelConfig cfg) {
-    const size_t HS = (size_t)model_head_size(cfg);
-    if (model_architecture(cfg.arch)->positions == POSITIONS_LEARNED) {
-        return NULL;
-    }
-    Real* frequency = (Real*)check_alloc(HS / 2, sizeof(Real), "reference: frequencies");
-    ref_rope_frequencies(frequency, HS, (size_t)model_rope_dims(cfg), model_rope_base(cfg), cfg.scaling);
-    return frequency;
-}
-
-// Opens a model whose parameters are zero. The caller may change eps, the weights of losses, and
-// lengths.
-static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t T) {
-    const RefSizes s = ref_sizes(cfg, B, T);
-    const size_t L = (size_t)cfg.L;
-#define REF_COUNT_(name, layers, cols) +(size_t)(layers) * (size_t)(cols)
-    m->cfg = cfg;
-    m->sizes = s;
-    m->eps = model_norm_eps(cfg);
-    m->softcap = cfg.softcap;
-    m->z_loss = m->router_balance = m->router_z = 0;
-    m->lengths = NULL;
-    m->frequency = ref_frequencies_(cfg);
-    m->parameter_bytes = model_parameter_rows_of(m->rows, cfg, sizeof(Real));
-    m->activation_bytes = s.N * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
-    m->params = (Real*)check_alloc(m->parameter_bytes, 1, "reference: parameters");
-    m->grads = (Real*)check_alloc(m->parameter_bytes, 1, "reference: gradients");
-    m->acts = (Real*)check_alloc(m->activation_bytes, 1, "reference: activations");
-    m->dacts = (Real*)check_alloc(m->activation_bytes, 1, "reference: gradients of activations");
-#undef REF_COUNT_
-}
-
-static inline void ref_model_close(RefModel* m) {
-    free(m->dacts);
-    free(m->acts);
-    free(m->grads);
-    free(m->params);
-    free(m->frequency);
-}
-
-static inline RefRouter ref_router_of_(const RefModel* m, const RefParameters* p, const int* starts) {
-    const RefSizes s = m->sizes;
-    return (RefRouter){.kind = s.kinds->router,
-                       .B = s.B,
-                       .T = s.T,
-                       .E = s.E,
-                       .used = (size_t)m->cfg.E_used,
-                       .factor = model_router_factor(m->cfg),
-                       .balance = m->router_balance,
-                       .z_loss = m->router_z,
-                       .bias = p->routerb,
-                       .starts = starts,
-                       .lengths = m->lengths};
-}
-
-// Returns the number of tokens of a batch, without padding.
-static inline size_t ref_model_tokens_(const RefModel* m) {
-    size_t tokens = m->lengths ? 0 : m->sizes.N;
-    for (size_t b = 0; m->lengths && b < m->sizes.B; b++) {
-        tokens += (size_t)m->lengths[b];
-    }
-    return tokens;
-}
-
-// Computes the MLP of a block, or its experts: fcproj from ln2.
-static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
-    const RefSizes s = m->sizes;
-    const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
-    const ActivationKind kind = s.kinds->activation;
-    const RefRouter router = ref_router_of_(m, p, NULL);
-    ref_linear_forward(a->fch, a->ln2, p->fcw, p->fcb, N, C, s.G * s.A);
-    ref_activation_forward(a->fch_act, a->fch, N * s.A / F, F, kind);
-    if (E == 0) {
-        ref_linear_forward(a->fcproj, a->fch_act, p->fcprojw, p->fcprojb, N, F, C);
-        return;
-    }
-    ref_linear_forward(a->router_logits, a->ln2, p->routerw, NULL, N, C, E);
-    ref_router_forward(a->expert_weights, a->router_logits, &router);
-    ref_experts_forward(Fs ? a->routed : a->fcproj, a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C);
-    if (Fs) { // the shared expert
-        ref_linear_forward(a->sfch, a->ln2, p->sfcw, NULL, N, C, s.G * Fs);
-        ref_activation_forward(a->sfch_act, a->sfch, N, Fs, kind);
-        ref_linear_forward(a->shared, a->sfch_act, p->sfcprojw, NULL, N, Fs, C);
-        ref_residual_forward(a->fcproj, a->routed, a->shared, N * C);
-    }
-}
-
-// Goes through the same steps backward.
-static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, const RefParameters* dp,
-                                     const RefActivations* a, const RefActivations* da, const int* starts) {
-    const RefSizes s = m->sizes;
-    const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
-    const ActivationKind kind = s.kinds->activation;
-    const RefRouter router = ref_router_of_(m, p, starts);
-    if (Fs) {
-        ref_residual_backward(da->routed, da->shared, da->fcproj, N * C);
-        ref_linear_backward(da->sfch_act, dp->sfcprojw, NULL, da->shared, a->sfch_act, p->sfcprojw, N, Fs, C);
-        ref_activation_backward(da->sfch, da->sfch_act, a->sfch, N, Fs, kind);
-        ref_linear_backward(da->ln2, dp->sfcw, NULL, da->sfch, a->ln2, p->sfcw, N, C, s.G * Fs);
-    }
-    if (E) {
-        ref_experts_backward(da->fch_act, da->expert_weights, dp->fcprojw, Fs ? da->routed : da->fcproj,
-                             a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C);
-        ref_router_backward(da->router_logits, da->expert_weights, a->router_logits, a->expert_weights,
-                            (Real)1 / ref_model_tokens_(m), &router);
-        ref_linear_backward(da->ln2, dp->routerw, NULL, da->router_logits, a->ln2, p->routerw, N, C, E);
-    } else {
-        ref_linear_backward(da->fch_act, dp->fcprojw, dp->fcprojb, da->fcproj, a->fch_act, p->fcprojw, N, F,
-                            C);
-    }
-    ref_activation_backward(da->fch, da->fch_act, a->fch, N * s.A / F, F, kind);
-    ref_linear_backward(da->ln2, dp->fcw, dp->fcb, da->fch, a->ln2, p->fcw, N, C, s.G * s.A);
-}
-
-// Computes the norms of queries and keys: normed from qkv.
-static inline void ref_qk_norm_forward_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
-    const RefSizes s = m->sizes;
-    (s.kinds->heads == HEADS_ROW_NORM ? ref_row_norm_forward : ref_head_norm_forward)(
-        a->normed, a->qk_rstd, a->qkv, p->qnormw, p->knormw, m->eps, s.N, s.NH, s.KV, s.HS);
-}
-
-static inline void ref_qk_norm_backward_(const RefModel* m, const RefParameters* p, const RefParameters* dp,
-                                         const RefActivations* a, const RefActivations* da) {
-    const RefSizes s = m->sizes;
-    (s.kinds->heads == HEADS_ROW_NORM ? ref_row_norm_backward : ref_head_norm_backward)(
-        da->qkv, dp->qnormw, dp->knormw, da->normed, a->qkv, p->qnormw, p->knormw, a->qk_rstd, s.N, s.NH,
-        s.KV, s.HS);
-}
-
-// Computes block l. With the residual stream x, and weights of its own in each product:
-//
-//     y = norm(x)                      y = norm(x)
-//     qkv = y W^T + b                  h = y W^T + b
-//     y = attention(turn(norm(qkv)))   y = activation(h)
-//     x = x + y W^T + b                x = x + y W^T + b, or a sum of experts
-static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
-    const RefSizes s = m->sizes;
-    const size_t N = s.N, C = s.C, window = (size_t)model_window(m->cfg, l);
-    const RefParameters p = ref_parameters_(m, m->params, l);
-    const RefActivations a = ref_activations_(m, m->acts, l), next = ref_activations_(m, m->acts, l + 1);
-    ref_norm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.stream, p.ln1w, p.ln1b, m->eps, N, C);
-    ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, s.QKV);
-    ref_qk_norm_forward_(m, &p, &a);
-    ref_rope_forward(a.turned, a.normed, m->frequency, s.B, s.T, s.NH, s.KV, s.HS);
-    ref_attention_forward(a.atty, a.att_lse, a.turned, starts, window, s.B, s.T, s.NH, s.KV, s.HS);
-    ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, N, s.Q, C);
-    ref_residual_forward(a.residual2, a.stream, a.attproj, N * C);
-    ref_norm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, m->eps, N, C);
-    ref_mlp_forward_(m, &p, &a);
-    ref_residual_forward(next.stream, a.residual2, a.fcproj, N * C);
-}
-
-// Goes through the same steps backward; da, dp: gradients.
-static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
-    const RefSizes s = m->sizes;
-    const size_t N = s.N, C = s.C, window = (size_t)model_window(m->cfg, l);
-    const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
-    const RefActivations a = ref_activations_(m, m->acts, l);
-    const RefActivations da = ref_activations_(m, m->dacts, l), dnext = ref_activations_(m, m->dacts, l + 1);
-    ref_residual_backward(da.residual2, da.fcproj, dnext.stream, N * C);
-    ref_mlp_backward_(m, &p, &dp, &a, &da, starts);
-    ref_norm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N,
-                      C);
-    ref_residual_backward(da.stream, da.attproj, da.residual2, N * C);
-    ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw, N, s.Q, C);
-    ref_attention_backward(da.turned, da.atty, a.turned, a.atty, a.att_lse, starts, window, s.B, s.T, s.NH,
-                           s.KV, s.HS);
-    ref_rope_backward(da.normed, da.turned, m->frequency, s.B, s.T, s.NH, s.KV, s.HS);
-    ref_qk_norm_backward_(m, &p, &dp, &a, &da);
-    ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, N, C, s.QKV);
-    ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C);
-}
-
-// Returns the loss: the mean over the targets, without the z-loss. tokens, targets, starts (B, T);
-// starts may be NULL.
-static inline Real ref_model_forward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
-    const RefSizes s = m->sizes;
-    const RefParameters p = ref_parameters_(m, m->params, 0);
-    const RefActivations first = ref_activations_(m, m->acts, 0), a = ref_activations_(m, m->acts, m->cfg.L);
-    Real* embedded = a.embedded ? a.embedded : first.stream;
-    ref_embedding_forward(embedded, tokens, p.wte, p.wpe, s.B, s.T, s.C);
-    if (a.embedded) {
-        ref_norm_forward(first.stream, NULL, a.embedded_rstd, a.embedded, NULL, NULL, m->eps, s.N, s.C);
-    }
-    for (int l = 0; l < m->cfg.L; l++) {
-        ref_block_forward_(m, l, starts);
-    }
-    ref_norm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.stream, p.lnfw, p.lnfb, m->eps, s.N, s.C);
-    ref_linear_forward(a.logits, a.lnf, p.head ? p.head : p.wte, NULL, s.N, s.C, s.Vp);
-    ref_classifier_forward(a.losses, a.logits_lse, a.logits, targets, m->softcap, s.N, s.V, s.Vp);
-    Real sum = 0;
-    for (size_t n = 0; n < s.N; n++) {
-        sum += a.losses[n];
-    }
-    return sum / targets_count(targets, (int)s.N);
-}
-
-// Sets the gradients of the loss, and of the losses that are not printed, after the forward pass on
-// the same batch.
-static inline void ref_model_backward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
-    const RefSizes s = m->sizes;
-    const RefParameters p = ref_parameters_(m, m->params, 0), dp = ref_parameters_(m, m->grads, 0);
-    const RefActivations a = ref_activations_(m, m->acts, m->cfg.L),
-                         da = ref_activations_(m, m->dacts, m->cfg.L),
-                         dfirst = ref_activations_(m, m->dacts, 0);
-    const Real dloss = (Real)1 / targets_count(targets, (int)s.N);
-    memset(m->grads, 0, m->parameter_bytes);
-    memset(m->dacts, 0, m->activation_bytes);
-    ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, m->softcap, m->z_loss, s.N,
-                            s.V, s.Vp);
-    ref_linear_backward(da.lnf, p.head ? dp.head : dp.wte, NULL, da.logits, a.lnf, p.head ? p.head : p.wte,
-                        s.N, s.C, s.Vp);
-    ref_norm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream, p.lnfw, a.lnf_mean, a.lnf_rstd, s.N,
-                      s.C);
-    for (int l = m->cfg.L - 1; l >= 0; l--) {
-        ref_block_backward_(m, l, starts);
-    }
-    if (a.embedded) {
-        ref_norm_backward(da.embedded, NULL, NULL, dfirst.stream, a.embedded, NULL, NULL, a.embedded_rstd,
-                          s.N, s.C);
-    }
-    ref_embedding_backward(dp.wte, dp.wpe, a.embedded ? da.embedded : dfirst.stream, tokens, s.B, s.T, s.C);
 }
 
 #endif

@@ -154,13 +154,14 @@ static void bench_matmul(Bench* bench, int N, int in, int out) {
     char name[64];
     snprintf(name, sizeof(name), "matmul forward  %4d x %4d -> %5d", N, in, out);
     BENCH(bench, name, flops, bench->peak, "GFLOP/s",
-          matmul_forward_cpu(y, inp, weight, bias, N, in, out, &bench->matmul));
+          matmul_forward_cpu(y, inp, weight, bias, (MatmulSizes){N, in, out}, &bench->matmul));
     snprintf(name, sizeof(name), "matmul dinp     %4d x %4d -> %5d", N, in, out);
     BENCH(bench, name, flops, bench->peak, "GFLOP/s",
-          matmul_backward_input_cpu(inp, y, weight, N, in, out, &bench->matmul));
+          matmul_backward_input_cpu(inp, y, weight, (MatmulSizes){N, in, out}, &bench->matmul));
     snprintf(name, sizeof(name), "matmul dweight  %4d x %4d -> %5d", N, in, out);
-    BENCH(bench, name, flops, bench->peak, "GFLOP/s",
-          matmul_backward_weight_cpu(dweight, y, inp, N, in, out, GRADIENT_SET, &bench->matmul));
+    BENCH(
+        bench, name, flops, bench->peak, "GFLOP/s",
+        matmul_backward_weight_cpu(dweight, y, inp, (MatmulSizes){N, in, out}, GRADIENT_SET, &bench->matmul));
     free(inp);
     free(weight);
     free(dweight);
@@ -176,7 +177,7 @@ static void bench_matvec(Bench* bench, int N) {
     char name[64];
     snprintf(name, sizeof(name), "matvec          %4d x %4d -> %d", N, C, MATRICES);
     BENCH(bench, name, matvec_bytes(C, MATRICES), bench->read_bandwidth, "GB/s   ",
-          matvec_forward_cpu(out, inp, weight, NULL, N, C, MATRICES));
+          matvec_forward_cpu(out, inp, weight, NULL, (MatmulSizes){N, C, MATRICES}));
     free(weight);
     free(out);
     free(inp);
@@ -200,13 +201,14 @@ static void bench_matmul_bf16(Bench* bench, int N, int in, int out) {
                            in));
     snprintf(name, sizeof(name), "bf16 forward    %4d x %4d -> %5d", N, in, out);
     BENCH(bench, name, flops, bench->peak_bf16, "GFLOP/s",
-          matmul_bf16_forward_cpu(y, inp, forward, NULL, N, in, out, &bench->bf16));
+          matmul_bf16_forward_cpu(y, inp, forward, NULL, (MatmulSizes){N, in, out}, &bench->bf16));
     snprintf(name, sizeof(name), "bf16 dinp       %4d x %4d -> %5d", N, in, out);
     BENCH(bench, name, flops, bench->peak_bf16, "GFLOP/s",
-          matmul_bf16_backward_input_cpu(inp, y, backward, N, in, out, &bench->bf16));
+          matmul_bf16_backward_input_cpu(inp, y, backward, (MatmulSizes){N, in, out}, &bench->bf16));
     snprintf(name, sizeof(name), "bf16 dweight    %4d x %4d -> %5d", N, in, out);
     BENCH(bench, name, flops, bench->peak_bf16, "GFLOP/s",
-          matmul_bf16_backward_weight_cpu(dweight, NULL, y, inp, N, in, out, GRADIENT_SET, &bench->bf16));
+          matmul_bf16_backward_weight_cpu(dweight, NULL, y, inp, (MatmulSizes){N, in, out}, GRADIENT_SET,
+                                          &bench->bf16));
     free(inp);
     free(weight);
     free(dweight);
@@ -222,7 +224,7 @@ static void bench_matvec_bf16(Bench* bench, int N) {
     char name[64];
     snprintf(name, sizeof(name), "bf16 matvec     %4d x %4d -> %5d", N, C, VP);
     BENCH(bench, name, matvec_bf16_bytes(C, VP), bench->read_bandwidth, "GB/s   ",
-          matvec_bf16_forward_cpu(y, inp, packed, NULL, N, C, VP));
+          matvec_bf16_forward_cpu(y, inp, packed, NULL, (MatmulSizes){N, C, VP}));
     free(inp);
     free(y);
     free(packed);
@@ -242,7 +244,7 @@ static void bench_quantized(Bench* bench, int N) {
     char name[64];
     snprintf(name, sizeof(name), "8 bits          %4d x %4d -> %d", N, C, MATRICES);
     BENCH(bench, name, quantized_bytes(C, MATRICES), bench->read_bandwidth, "GB/s   ",
-          q8_matmul_cpu(out, inp, weight, NULL, N, C, MATRICES, &scratch));
+          q8_matmul_cpu(out, inp, weight, NULL, (MatmulSizes){N, C, MATRICES}, &scratch));
     memory_close(&memory);
     free(weight);
     free(row);
@@ -259,6 +261,8 @@ static void bench_attention(Bench* bench, AttentionSizes sizes) {
     const size_t N = (size_t)sizes.B * T, Q = attention_queries_size(sizes), QKV = attention_qkv_size(sizes);
     float *qkv = random_floats(N * QKV), *dqkv = random_floats(N * QKV), *out = random_floats(N * Q);
     float *dout = random_floats(N * Q), *lse = random_floats(N * sizes.NH);
+    const AttentionPass pass = {sizes, NULL, qkv, NULL, out, lse};
+    const AttentionGradients d = {dout, dqkv, NULL};
     char name[64], shape[32];
     snprintf(shape, sizeof(shape), "B %d T %d, %d/%d", sizes.B, T, sizes.NH, sizes.KV);
     for (int i = 0; i < 2; i++) {
@@ -267,10 +271,10 @@ static void bench_attention(Bench* bench, AttentionSizes sizes) {
         const char* kind = i == 0 ? "" : "bf16 ";
         snprintf(name, sizeof(name), "%sattention forward   %s", kind, shape);
         BENCH(bench, name, attention_forward_flops(sizes), peak, "GFLOP/s",
-              attention_either_forward_cpu(out, lse, qkv, NULL, sizes, a));
+              attention_either_forward_cpu(&pass, a));
         snprintf(name, sizeof(name), "%sattention backward  %s", kind, shape);
         BENCH(bench, name, attention_backward_flops(sizes), peak, "GFLOP/s",
-              attention_either_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, a));
+              attention_either_backward_cpu(&d, &pass, a));
     }
     free(qkv);
     free(dqkv);

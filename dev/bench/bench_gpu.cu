@@ -205,8 +205,9 @@ static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
            *weight = random_array<floatX>(bench, elements, 1);
     floatX* out = random_array<floatX>(bench, elements, 1);
     snprintf(shape, sizeof(shape), "%d^3", n);
-    bench->product = measure(bench, "ceiling: matmul", shape, Work{matmul_flops(n, n, n), 0},
-                             [=] { matmul_forward(out, inp, weight, (floatX*)NULL, n, n, n, matmul); });
+    bench->product = measure(bench, "ceiling: matmul", shape, Work{matmul_flops(n, n, n), 0}, [=] {
+        matmul_forward(out, inp, weight, (floatX*)NULL, {n, n, n}, matmul);
+    });
     section_close(bench);
 }
 
@@ -244,9 +245,9 @@ static void bench_layer_fp8(Bench* bench, MatmulGpu* matmul, const char* layer, 
     measure(bench, name, shape, Work{0, (double)elements * (1 + 2 * sizeof(floatX))},
             [=] { matmul_fp8_turned(turned, largest, weight, OC, C, gpu); });
     snprintf(name, sizeof(name), "%s forward in fp8", layer);
-    measure(bench, name, shape, work, [=] { matmul_fp8(out, none, none, in, rows, N, C, OC, matmul); });
+    measure(bench, name, shape, work, [=] { matmul_fp8(out, none, in, rows, none, {N, C, OC}, matmul); });
     snprintf(name, sizeof(name), "%s dinp in fp8", layer);
-    measure(bench, name, shape, work, [=] { matmul_fp8(inp, none, none, d, turned, N, OC, C, matmul); });
+    measure(bench, name, shape, work, [=] { matmul_fp8(inp, none, d, turned, none, {N, OC, C}, matmul); });
 }
 
 // Measures a linear layer as the trainer uses it, all passes.
@@ -271,37 +272,41 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
                                 : "");
     measure(bench, name, shape, work, [=] {
         if (kind == GELU) {
-            matmul_forward_gelu(out, other, inp, weight, bias, N, C, OC, matmul);
+            matmul_forward_gelu(out, other, inp, weight, bias, {N, C, OC}, matmul);
         } else if (kind == RESIDUAL) {
-            matmul_forward_residual(out, other, inp, weight, bias, N, C, OC, matmul);
+            matmul_forward_residual(out, other, inp, weight, bias, {N, C, OC}, matmul);
         } else {
-            matmul_forward(out, inp, weight, bias, N, C, OC, matmul);
+            matmul_forward(out, inp, weight, bias, {N, C, OC}, matmul);
         }
     });
     snprintf(name, sizeof(name), "%s dinp", layer);
-    measure(bench, name, shape, work, [=] { matmul_backward_input(inp, out, weight, N, C, OC, matmul); });
+    measure(bench, name, shape, work, [=] { matmul_backward_input(inp, out, weight, {N, C, OC}, matmul); });
     if (kind != NO_BIAS && !bench->list) { // a step has them only with --matmul fp8
         bench_layer_fp8(bench, matmul, layer, N, C, OC, out, inp, weight);
     }
     snprintf(name, sizeof(name), "%s dinp + dgelu", layer);
     if (C > OC) { // the layer after GELU
         measure(bench, name, shape, work, [=] {
-            matmul_backward_input_gelu(inp, none, out, weight, pre, N, C, OC, GRADIENT_SET, matmul);
+            matmul_backward_input_gelu<floatX>({inp, none, out, weight, pre, {N, C, OC}, GRADIENT_SET},
+                                               matmul);
         });
         for (int fused = bench->list ? 1 : 0; fused < 2; fused++) { // a step has it fused
             matmul->settings.bias_fusion = fused;
             snprintf(name, sizeof(name), "%s dinp + dgelu + dbias%s", layer, fused ? ", fused" : "");
             measure(bench, name, shape, work, [=] {
-                matmul_backward_input_gelu(inp, before, out, weight, pre, N, C, OC, GRADIENT_SET, matmul);
+                matmul_backward_input_gelu<floatX>({inp, before, out, weight, pre, {N, C, OC}, GRADIENT_SET},
+                                                   matmul);
             });
         }
     }
     snprintf(name, sizeof(name), "%s dweight", layer);
-    measure(bench, name, shape, work,
-            [=] { matmul_backward_weight(dweight, out, inp, N, C, OC, GRADIENT_SET, matmul); });
+    measure(bench, name, shape, work, [=] {
+        matmul_backward_weight(dweight, out, inp, {N, C, OC}, GRADIENT_SET, matmul);
+    });
     snprintf(name, sizeof(name), "%s dweight, added", layer);
-    measure(bench, name, shape, work,
-            [=] { matmul_backward_weight(dweight, out, inp, N, C, OC, GRADIENT_ADD, matmul); });
+    measure(bench, name, shape, work, [=] {
+        matmul_backward_weight(dweight, out, inp, {N, C, OC}, GRADIENT_ADD, matmul);
+    });
     if (bias &&
         // a step has it only where no other kernel sums: in fp32, after GELU
         (!bench->list || kind == GELU)) {
@@ -324,16 +329,16 @@ static void bench_attention(Bench* bench, MatmulGpu*) {
     const Gradient dbias = {random_array<floatX>(bench, 3 * C, 1), DTYPE_OF(floatX)};
     Memory memory = memory_on_gpu();
     const AttentionSizes sizes = attention_sizes(B, T, NH, NH, C / NH);
+    const AttentionPassGpu<floatX> pass = {sizes, NULL, qkv, NULL, out, lse};
+    const AttentionGradientsGpu<floatX> d = {dout, dqkv, NULL, dbias, GRADIENT_SET};
     attention_gpu_open<floatX>(scratch, &memory, sizes, sizes.T);
     snprintf(shape, sizeof(shape), "B %d T %d, %d heads of %d", B, T, NH, C / NH);
     measure(bench, "attention forward", shape,
             Work{attention_forward_flops(sizes), attention_forward_bytes(sizes, sizeof(floatX))},
-            [=] { attention_forward(out, lse, qkv, (const int*)NULL, sizes, scratch, gpu); });
+            [=] { attention_forward(&pass, scratch, gpu); });
     measure(bench, "attention backward", shape,
-            Work{attention_backward_flops(sizes), attention_backward_bytes(sizes, sizeof(floatX))}, [=] {
-                attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, sizes, GRADIENT_SET,
-                                   scratch, gpu);
-            });
+            Work{attention_backward_flops(sizes), attention_backward_bytes(sizes, sizeof(floatX))},
+            [=] { attention_backward(&d, &pass, scratch, gpu); });
     attention_gpu_close(scratch);
     memory_close(&memory);
     section_close(bench);
@@ -443,8 +448,9 @@ static void bench_tokens(Bench* bench, MatmulGpu*) {
     Memory memory = memory_on_gpu();
     embedding_open(scratch, &memory, N, cfg.Vp, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
-    measure(bench, "encoder forward", shape, Work{0, embedding_forward_bytes(N, C, size)},
-            [=] { embedding_forward(out, tokens, wte, wpe, B, T, EmbeddingPositions{}, C, gpu); });
+    measure(bench, "encoder forward", shape, Work{0, embedding_forward_bytes(N, C, size)}, [=] {
+        embedding_forward(out, tokens, wte, wpe, embedding_batch(B, T, C, EmbeddingPositions{}), gpu);
+    });
     measure(bench, "encoder backward", shape, Work{0, embedding_backward_bytes(N, C, cfg.V, size, size)},
             [=] {
                 embedding_sort(scratch, tokens, N, gpu);
@@ -767,16 +773,19 @@ static void bench_expert_matmul(Bench* bench, const char* layer, const ExpertRow
     const char* how = rows->by == EXPERT_BY_WGMMA ? "wgmma" : "mma";
     snprintf(shape, sizeof(shape), "%d x %d -> %d", rows->rows, C, OC);
     snprintf(name, sizeof(name), "experts' %s forward, %s", layer, how);
-    measure(bench, name, shape, work, [=] { expert_matmul_forward(out, inp, weight, &by, C, OC, gpu); });
+    measure(bench, name, shape, work, [=] { expert_matmul_forward(out, inp, weight, &by, {C, OC}, gpu); });
     snprintf(name, sizeof(name), "experts' %s dinp, %s", layer, how);
-    measure(bench, name, shape, work,
-            [=] { expert_matmul_backward_input(inp, out, weight, &by, C, OC, GRADIENT_SET, gpu); });
+    measure(bench, name, shape, work, [=] {
+        expert_matmul_backward_input(inp, out, weight, &by, {C, OC}, GRADIENT_SET, gpu);
+    });
     snprintf(name, sizeof(name), "experts' %s dweight, %s", layer, how);
-    measure(bench, name, shape, work,
-            [=] { expert_matmul_backward_weight(dweight, out, inp, &by, C, OC, GRADIENT_SET, gpu); });
+    measure(bench, name, shape, work, [=] {
+        expert_matmul_backward_weight(dweight, out, inp, &by, {C, OC}, GRADIENT_SET, gpu);
+    });
     snprintf(name, sizeof(name), "experts' %s dweight, added, %s", layer, how);
-    measure(bench, name, shape, work,
-            [=] { expert_matmul_backward_weight(dweight, out, inp, &by, C, OC, GRADIENT_ADD, gpu); });
+    measure(bench, name, shape, work, [=] {
+        expert_matmul_backward_weight(dweight, out, inp, &by, {C, OC}, GRADIENT_ADD, gpu);
+    });
     while (bench->arrays_count > first) {
         gpu_free(bench->arrays[--bench->arrays_count]);
     }
@@ -844,6 +853,8 @@ static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
            *dout = random_array<floatX>(bench, tokens * Q, 1);
     float* lse = random_array<float>(bench, tokens * sizes.NH, 1);
     const Gradient dbias = {random_array<floatX>(bench, QKV, 1), DTYPE_OF(floatX)};
+    const AttentionPassGpu<floatX> pass = {sizes, NULL, qkv, NULL, out, lse};
+    const AttentionGradientsGpu<floatX> d = {dout, dqkv, NULL, dbias, GRADIENT_SET};
     const Work forward = {attention_forward_flops(sizes), attention_forward_bytes(sizes, sizeof(floatX))},
                backward = {attention_backward_flops(sizes), attention_backward_bytes(sizes, sizeof(floatX))};
     attention_gpu_open<floatX>(scratch, &memory, sizes, sizes.T);
@@ -856,20 +867,14 @@ static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
         }
         attention_gpu_by(scratch, by);
         measure(bench, is_wgmma ? "attention forward, wgmma" : "attention forward, mma", shape, forward,
-                [=] { attention_forward(out, lse, qkv, (const int*)NULL, sizes, scratch, gpu); });
+                [=] { attention_forward(&pass, scratch, gpu); });
         measure(bench, is_wgmma ? "attention backward, wgmma" : "attention backward, mma", shape, backward,
-                [=] {
-                    attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, sizes,
-                                       GRADIENT_SET, scratch, gpu);
-                });
+                [=] { attention_backward(&d, &pass, scratch, gpu); });
     }
 #if PTX_HAS_WGMMA
     if constexpr (DTYPE_OF(floatX) != DTYPE_FP32) {
-        const auto tiles = [=](const char* name, auto pass) {
-            measure(bench, name, shape, forward, [=] {
-                pass(out, lse, qkv, (const floatX*)NULL, (const int*)NULL, scratch->taken, sizes,
-                     attention_size(sizes), gpu);
-            });
+        const auto tiles = [=](const char* name, auto kernel) {
+            measure(bench, name, shape, forward, [=] { kernel(&pass, scratch, attention_size(sizes), gpu); });
         };
 #define FORWARD(Tiles) attention_forward_wgmma<Tiles, ATTENTION_CAUSAL, floatX>
         if (sizes.HS <= 64) {
@@ -884,10 +889,8 @@ static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
 #undef FORWARD
         for (int way = 2; way < attention_ways<floatX>(scratch, sizes, 1); way++) {
             attention_gpu_way(scratch, way);
-            measure(bench, "attention backward, no overlap", shape, backward, [=] {
-                attention_backward(dqkv, dbias, dout, qkv, out, lse, (const int*)NULL, sizes, GRADIENT_SET,
-                                   scratch, gpu);
-            });
+            measure(bench, "attention backward, no overlap", shape, backward,
+                    [=] { attention_backward(&d, &pass, scratch, gpu); });
         }
     }
 #endif

@@ -64,12 +64,10 @@ typedef struct {
     Beside beside;
 } Bench;
 
-// Returns a tensor group of all ranks, each with one slice, for `count` elements of the stream in
-// each.
-static TensorParallelGpu tensor_of(const Bench* b, Group* ranks, size_t count) {
+// Returns a tensor group of all ranks, for `count` elements of the stream in each.
+static TensorParallelGpu tensor_of(const Bench* b, size_t count) {
     const int C = (int)(count < (size_t)CHANNELS ? count : (size_t)CHANNELS), rows = (int)(count / C);
-    const TensorParallel cut = {1, b->group.rank, b->group.size, ranks, rows * b->group.size, C, 1,
-                                0, NULL,          NULL,          NULL};
+    const TensorCut cut = {b->group.rank, b->group.size, rows * b->group.size, C, 1};
     return TensorParallelGpu{cut, &b->group, (floatX*)b->recv, (floatX*)b->send, (floatX*)b->recv, &b->gpu};
 }
 
@@ -82,8 +80,7 @@ static void exchange_stages(const Bench* b, size_t bytes) {
 
 // Makes a call in which each rank has `count` elements for each.
 static void call(const Bench* b, Operation operation, size_t count) {
-    Group ranks = {b->group.rank, b->group.size, NULL, b->group.comm};
-    const TensorParallelGpu tensor = tensor_of(b, &ranks, count);
+    const TensorParallelGpu tensor = tensor_of(b, count);
     switch (operation) {
     case ALL_TO_ALL:
         group_all_to_all(b->recv, b->send, count, DTYPE_OF(floatX), &b->group, b->gpu.stream);
@@ -141,8 +138,8 @@ static double slowest(Bench* b, double mine) {
 static void matmuls_begin(Beside* m, int count) {
     CUDA_CHECK(cudaEventRecord(m->start, m->gpu.stream));
     for (int i = 0; i < count; i++) {
-        matmul_forward(m->out, (const floatX*)m->inp, (const floatX*)m->weight, (const floatX*)NULL, m->side,
-                       m->side, m->side, &m->matmul);
+        matmul_forward(m->out, (const floatX*)m->inp, (const floatX*)m->weight, (const floatX*)NULL,
+                       {m->side, m->side, m->side}, &m->matmul);
     }
     CUDA_CHECK(cudaEventRecord(m->stop, m->gpu.stream));
 }

@@ -175,7 +175,7 @@ static MatmulKey key_of(const Question* q) {
 
 static void print_question(const Question* q, const MatmulGpu* ctx) {
     const MatmulKey key = key_of(q);
-    printf("%s, aligned to %d%s: ", matmul_name_(&key).text, q->shift ? (int)dtype_bytes(q->type) : 16,
+    printf("%s, aligned to %d%s: ", matmul_name(&key).text, q->shift ? (int)dtype_bytes(q->type) : 16,
            ctx->settings.tf32 ? ", tf32" : "");
 }
 
@@ -201,7 +201,7 @@ static cublasStatus_t run(const Question* q, Matrices* x, float* results[2], int
     MatmulPlan_ plan;
     cublasLtMatmulHeuristicResult_t best;
     const int is_fp8 = q->type == DTYPE_E4M3;
-    const MatmulOperands_ operands = {x->device[OUT],
+    const MatmulOperands operands = {x->device[OUT],
                                       x->device[OUT],
                                       x->device[LEFT],
                                       x->device[RIGHT],

@@ -142,7 +142,7 @@ if [ -n "$text" ]; then
     $builds/host/tokenize --restart --out $builds/text --val-tokens 0 --tokenizer "$GPT2_VOCAB" "$text" >/dev/null || die "$text: cannot make tokens of it"
     mv $builds/text_train_000000.bin "$tree/text.bin" || exit 1
 fi
-cp -r dev/ref/fixtures/{core,tasks} "$tree/dev/ref/fixtures/" || exit 1 # test_gpt2 reads them
+cp -r dev/ref/fixtures/tasks "$tree/dev/ref/fixtures/" || exit 1 # test_gpt2 reads them
 cp dev/bench/{gpu_report.sh,libraries.sh,multi_gpu.sh,pytorch_gpt2.py,torch_model.py,ncu_table.py,memory_table.sh} "$tree/dev/bench/" || exit 1
 {
     echo "commit $(git --git-dir=.git describe --always --dirty 2>/dev/null || echo unknown)"

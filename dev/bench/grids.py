@@ -243,10 +243,10 @@ def powers_of_2(first, last):
 
 
 def legal(model, W, seq_len, t, c, P):
-    """Returns 1 if a run can be divided so; slices are as many as a tensor group has processes."""
-    slices = model.NH % t == 0 and (model.kv_heads or model.NH) % t == 0 and model.F % t == 0
+    """Returns 1 if a run can be divided so."""
+    heads = model.NH % t == 0 and (model.kv_heads or model.NH) % t == 0 and model.F % t == 0
     rows = t == 1 or (model.channels // t % 8 == 0 and model.F // t % 8 == 0)
-    return slices and rows and W % (t * c * P) == 0 and model.layers % P == 0 and seq_len % (t * (2 * c if c > 1 else 1)) == 0
+    return heads and rows and W % (t * c * P) == 0 and model.layers % P == 0 and seq_len % (t * (2 * c if c > 1 else 1)) == 0
 
 
 def shard_sizes(p):

@@ -10,6 +10,7 @@ alone, and an error otherwise.
 import unicodedata
 from pathlib import Path
 
+import table_rows
 import tokenizers
 from tokenizers.normalizers import NFC, NFD
 
@@ -29,8 +30,7 @@ script, not this file. Rows ascend.
 
 #include <stdint.h>
 
-// clang-format off
-enum {{ NFC_PAIRS = {pairs}, NFC_SINGLES = {singles}, NFC_CLASSES = {classes} }};
+{start}enum {{ NFC_PAIRS = {pairs}, NFC_SINGLES = {singles}, NFC_CLASSES = {classes} }};
 """
 
 
@@ -81,32 +81,24 @@ def ranges(found):
     return rows
 
 
-def table(name, rows, width, per_line):
-    text = f"\n__attribute__((unused)) static const uint32_t nfc_{name.lower()}[NFC_{name}][{width}] = {{\n"
-    cells = ["{" + ", ".join(row) + "}" for row in rows]
-    for i in range(0, len(cells), per_line):
-        text += "    " + ", ".join(cells[i : i + per_line]) + ",\n"
-    return text + "};\n"
-
-
 def main():
     pairs, singles = [], []
     for c, parts, composes in decompositions():
         if composes:
             assert len(parts) == 2
-            pairs.append([f"0x{c:X}", *(f"0x{part:X}" for part in parts)])
+            pairs.append([c, *parts])
         else:
-            singles.append([f"0x{c:X}", *(f"0x{part:X}" for part in [*parts, 0][:2])])
+            singles.append([c, *[*parts, 0][:2]])
     orders = ranges(classes())
-    text = HEADER.format(tokenizers=tokenizers.__version__, unicode=unicodedata.unidata_version, pairs=len(pairs),
+    text = HEADER.format(start=table_rows.START, tokenizers=tokenizers.__version__, unicode=unicodedata.unidata_version, pairs=len(pairs),
                          singles=len(singles), classes=len(orders))
     text += "\n// a character, and the two that compose it"
-    text += table("PAIRS", pairs, 3, 5)
+    text += table_rows.table("nfc_pairs", pairs, "NFC_PAIRS")
     text += "\n// a character that is always decomposed, and what into: one character and 0, or two"
-    text += table("SINGLES", singles, 3, 5)
+    text += table_rows.table("nfc_singles", singles, "NFC_SINGLES")
     text += "\n// the first and the last character of a range, and its combining class; all others have 0"
-    text += table("CLASSES", [[f"0x{a:X}", f"0x{b:X}", str(order)] for a, b, order in orders], 3, 6)
-    OUT.write_text(text + "// clang-format on\n\n#endif\n")
+    text += table_rows.table("nfc_classes", orders, "NFC_CLASSES")
+    OUT.write_text(text + table_rows.END)
     print(f"{OUT}: {len(pairs)} pairs, {len(singles)} singles, {len(orders)} ranges of classes")
 
 

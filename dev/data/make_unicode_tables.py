@@ -10,12 +10,12 @@ unicodedata, an older version, must agree on every character that it knows.
 import unicodedata
 from pathlib import Path
 
+import table_rows
 import tiktoken
 
 OUT = Path(__file__).parents[2] / "llmc" / "tokenizer" / "unicode_tables.h"
 VERSIONS = ["14.0", "15.0", "15.1", "16.0", "17.0", "18.0", "19.0", "20.0"]
 CLASSES = [("letter", r"\p{L}"), ("number", r"\p{N}"), ("blank", r"\s")]
-PER_LINE = 5
 
 HEADER = """\
 /*
@@ -32,8 +32,7 @@ the first and the last character of a range; rows ascend and do not touch.
 
 #define UNICODE_VERSION "{version}"
 
-// clang-format off
-enum {{ {sizes} }};
+{start}enum {{ {sizes} }};
 """
 
 
@@ -93,19 +92,15 @@ def main():
         check_against_python(name, classes[name])
     rows = {name: ranges(found) for name, found in classes.items()}
     text = HEADER.format(
+        start=table_rows.START,
         version=newest_version(),
         tiktoken=tiktoken.__version__,
         counts=", ".join(f"{len(found)} {name}s" for name, found in classes.items()),
         sizes=", ".join(f"UNICODE_{name.upper()}S = {len(r)}" for name, r in rows.items()),
     )
     for name, pairs in rows.items():
-        text += "\n__attribute__((unused)) "
-        text += f"static const uint32_t unicode_{name}s[UNICODE_{name.upper()}S][2] = {{\n"
-        cells = [f"{{0x{first:05X}, 0x{last:05X}}}" for first, last in pairs]
-        for i in range(0, len(cells), PER_LINE):
-            text += "    " + ", ".join(cells[i : i + PER_LINE]) + ",\n"
-        text += "};\n"
-    OUT.write_text(text + "// clang-format on\n\n#endif\n")
+        text += table_rows.table(f"unicode_{name}s", pairs, f"UNICODE_{name.upper()}S")
+    OUT.write_text(text + table_rows.END)
     print(f"{OUT}: Unicode {newest_version()}, agrees with Python's {unicodedata.unidata_version}")
 
 

@@ -7,7 +7,7 @@
 //
 // To resume an interrupted run, start it again with the same arguments: it continues after its last
 // finished shard. PREFIX.progress.json keeps the arguments, the number of finished shards, and the
-// start of the next one in the inputs. The shards are those of an uninterrupted run, bit for bit.
+// start of the next one in the inputs. The shards are bitwise what an uninterrupted run writes.
 // Checksums detect inputs and shards that have changed since. PREFIX.lock admits one run at a time.
 #define OPTION_TABLE_FILE "dev/data/tokenize_options.h"
 #define OPTION_ARGUMENTS                                                                                     \
@@ -34,10 +34,8 @@
 #include "llmc/base/lock.h"
 #include "llmc/base/file_list.h"
 #include "llmc/base/outputs.h"
-#include "llmc/base/number_text.h"
 #include "llmc/data/documents.h"
 #include "llmc/data/fill_in_middle.h"
-#include "llmc/corpus/survey.h"
 #include "llmc/setup/option_files.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/options_values.h"
@@ -60,7 +58,6 @@
 #include <dirent.h>
 
 #define PROGRESS_ENDING ".progress.json"
-#define SURVEY_ENDING ".survey"
 enum { PROGRESS_MAX_BYTES = 1 << 30, LOCK_WAIT_S = 10 };
 
 typedef struct {
@@ -77,13 +74,10 @@ typedef struct {
     const char** inputs;
     uint64_t num_inputs;
     int threads;
-    Filters filters;
-    TestTexts tests; // of --decontaminate
-    Survey survey;   // if documents are compared with others, or listed
     Documents source;
     Bpe bpe;
     ShardWriter shards;
-    char progress_path[PATH_MAX], survey_path[PATH_MAX];
+    char progress_path[PATH_MAX];
     uint64_t* input_sums; // (num_inputs) checksums; 0 for streams
     uint64_t* shard_sums; // (shards.number) checksums of finished shards
     size_t shard_sums_room;
@@ -92,12 +86,6 @@ typedef struct {
     int is_finished;
     Screen screen;
 } Run;
-
-// Returns 1 if the inputs are read once before, to decide which documents are left out.
-static int is_surveyed(const Run* run) {
-    const Options* options = &run->options;
-    return options->dedup != DEDUP_NONE || *options->decontaminate || *options->dropped;
-}
 
 // ---- the screen ----
 
@@ -161,28 +149,12 @@ static void progress_put_inputs(const Run* run, FILE* file) {
     fputs("],\n", file);
 }
 
-enum { KEPT_BYTES = FILTERS_MAX * (FILTER_BYTES + 2) };
-
-// Returns the value of an option as the progress file has it: those of a list, joined.
-static const char* kept_text(const Run* run, const OptionRow* row, char buffer[KEPT_BYTES]) {
-    const OptionList* list = &run->options.filter;
-    if (row->type != OPTION_LIST) {
-        return option_text(&run->options, row, buffer);
-    }
-    buffer[0] = '\0';
-    for (int i = 0, used = 0; i < list->count; i++) {
-        used += snprintf(buffer + used, (size_t)(KEPT_BYTES - used), "%s%s", i ? ", " : "", list->text[i]);
-    }
-    return buffer;
-}
-
 static void progress_put_options(const Run* run, FILE* file) {
-    fprintf(file, "\"options\":{\"tokenizer\":\"%016" PRIx64 "\",\"tests\":\"%016" PRIx64 "\"",
-            bpe_checksum(&run->bpe), test_texts_checksum(&run->tests));
+    fprintf(file, "\"options\":{\"tokenizer\":\"%016" PRIx64 "\"", bpe_checksum(&run->bpe));
     for (int i = 0; i < OPTION_ROWS; i++) {
-        char buffer[KEPT_BYTES];
+        char buffer[OPTION_TEXT_BYTES];
         if (is_kept(&OPTION_TABLE[i])) {
-            const char* text = kept_text(run, &OPTION_TABLE[i], buffer);
+            const char* text = option_text(&run->options, &OPTION_TABLE[i], buffer);
             fprintf(file, ",\"%s\":", OPTION_TABLE[i].name);
             json_print_string(file, text, strlen(text));
         }
@@ -208,8 +180,8 @@ static void progress_save(const Run* run, TextPosition at, uint64_t skip, int is
     progress_put_options(run, file.file);
     fprintf(file.file,
             "\"file\":%" PRIu64 ",\"document\":%" PRIu64 ",\"offset\":%" PRIu64 ",\"skip_ids\":%" PRIu64
-            ",\n\"number\":%" PRIu64 ",\"failed\":%" PRIu64 ",\"missing\":%" PRIu64 ",\n",
-            at.file, at.document, at.offset, skip, at.number, at.failed, at.missing);
+            ",\n",
+            at.file, at.document, at.offset, skip);
     progress_put_shards(run, file.file);
     fprintf(file.file, "\"finished\":%s\n}\n", is_finished ? "true" : "false");
     file_commit(&file);
@@ -223,27 +195,26 @@ __attribute__((noreturn)) static void progress_refuse(const Run* run, const char
 
 static int progress_read_options(const Run* run, JsonReader* reader) {
     const char *key, *value;
-    int more = 0, ok = json_take(reader, '{');
-    for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
-        char name[OPTION_NAME_BYTES + 2], buffer[KEPT_BYTES], sum[17], tests[17];
-        ok = json_string(reader, &value);
+    JsonWalk walk = json_walk(reader, '{');
+    while (json_step(&walk, &key)) {
+        char name[OPTION_NAME_BYTES + 2], buffer[OPTION_TEXT_BYTES], sum[17];
+        const int ok = walk.ok = json_string(reader, &value);
         snprintf(name, sizeof(name), "--%s", key);
         snprintf(sum, sizeof(sum), "%016" PRIx64, bpe_checksum(&run->bpe));
-        snprintf(tests, sizeof(tests), "%016" PRIx64, test_texts_checksum(&run->tests));
         const OptionRow* row = option_find(name, strlen(name));
+        const RemovedOption* removed = option_removed(key, strlen(key));
         if (ok && strcmp(key, "tokenizer") == 0 && strcmp(value, sum) != 0) {
             progress_refuse(run, "--tokenizer: the checksum of the vocabulary", sum, value);
-        } else if (ok && strcmp(key, "tests") == 0 && *run->options.decontaminate &&
-                   strcmp(value, tests) != 0) {
-            progress_refuse(run, "--decontaminate: the checksum of the files' words", tests, value);
+        } else if (ok && removed && !option_removed_is_unused(removed, value)) {
+            progress_refuse(run, name, "removed", value);
         } else if (ok && row && is_kept(row)) {
-            const char* now = kept_text(run, row, buffer);
+            const char* now = option_text(&run->options, row, buffer);
             if (strcmp(value, now) != 0) {
                 progress_refuse(run, name, *now ? now : "''", *value ? value : "''");
             }
         }
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 static void progress_check_input(const Run* run, uint64_t i, const char* path, size_t bytes, uint64_t sum) {
@@ -284,22 +255,22 @@ static int progress_take_member(JsonReader* reader, JsonPlace place, const char*
 
 static int progress_read_inputs(const Run* run, JsonReader* reader) {
     uint64_t n = 0, sum = 0;
-    int more = 0, ok = json_take(reader, '[');
-    for (; ok && (more = json_element(reader, n ? JSON_NEXT : JSON_FIRST)) > 0; n++) {
+    JsonWalk walk = json_walk(reader, '[');
+    for (; json_step(&walk, NULL); n++) {
         const char* path;
         size_t bytes = 0;
-        ok = json_take(reader, '{') && progress_take_member(reader, JSON_FIRST, "path") &&
-             json_string(reader, &path) && progress_take_member(reader, JSON_NEXT, "bytes") &&
-             json_natural(reader, &bytes) && progress_take_member(reader, JSON_NEXT, "checksum") &&
-             progress_read_sum(reader, &sum) && json_take(reader, '}');
-        if (ok) {
+        walk.ok = json_take(reader, '{') && progress_take_member(reader, JSON_FIRST, "path") &&
+                  json_string(reader, &path) && progress_take_member(reader, JSON_NEXT, "bytes") &&
+                  json_natural(reader, &bytes) && progress_take_member(reader, JSON_NEXT, "checksum") &&
+                  progress_read_sum(reader, &sum) && json_take(reader, '}');
+        if (walk.ok) {
             progress_check_input(run, n, path, bytes, sum);
         }
     }
-    if (ok && more == 0 && n < run->num_inputs) {
+    if (walk.ok && n < run->num_inputs) {
         progress_check_input(run, n, "nothing", 0, 0);
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 // Returns the checksum of a shard, with room for it if it is new.
@@ -311,37 +282,33 @@ static uint64_t* shard_sum(Run* run, uint64_t number) {
 
 // Reads the checksums; sets *count to their number.
 static int progress_read_sums(Run* run, JsonReader* reader, uint64_t* count) {
-    int more = 0, ok = json_take(reader, '[');
-    for (*count = 0; ok && (more = json_element(reader, *count ? JSON_NEXT : JSON_FIRST)) > 0; ++*count) {
-        ok = progress_read_sum(reader, shard_sum(run, *count));
+    JsonWalk walk = json_walk(reader, '[');
+    for (*count = 0; json_step(&walk, NULL); ++*count) {
+        walk.ok = progress_read_sum(reader, shard_sum(run, *count));
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 // Continues the run that wrote the file.
 static int progress_read(Run* run, JsonReader* reader) {
     const char* key;
-    size_t shards = 0, tokens = 0, skip = 0, file = 0, document = 0, offset = 0, number = 0, failed = 0,
-           missing = 0;
+    size_t shards = 0, tokens = 0, skip = 0, file = 0, document = 0, offset = 0;
     uint64_t num_sums = 0;
-    int more = 0, ok = json_take(reader, '{');
-    for (int n = 0; ok && (more = json_member(reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
-        ok = strcmp(key, "options") == 0     ? progress_read_options(run, reader)
-             : strcmp(key, "inputs") == 0    ? progress_read_inputs(run, reader)
-             : strcmp(key, "finished") == 0  ? json_bool(reader, &run->is_finished)
-             : strcmp(key, "file") == 0      ? json_natural(reader, &file)
-             : strcmp(key, "document") == 0  ? json_natural(reader, &document)
-             : strcmp(key, "offset") == 0    ? json_natural(reader, &offset)
-             : strcmp(key, "skip_ids") == 0  ? json_natural(reader, &skip)
-             : strcmp(key, "number") == 0    ? json_natural(reader, &number)
-             : strcmp(key, "failed") == 0    ? json_natural(reader, &failed)
-             : strcmp(key, "missing") == 0   ? json_natural(reader, &missing)
-             : strcmp(key, "shards") == 0    ? json_natural(reader, &shards)
-             : strcmp(key, "tokens") == 0    ? json_natural(reader, &tokens)
-             : strcmp(key, "checksums") == 0 ? progress_read_sums(run, reader, &num_sums)
-                                             : json_skip(reader);
+    JsonWalk walk = json_walk(reader, '{');
+    while (json_step(&walk, &key)) {
+        walk.ok = strcmp(key, "options") == 0     ? progress_read_options(run, reader)
+                  : strcmp(key, "inputs") == 0    ? progress_read_inputs(run, reader)
+                  : strcmp(key, "finished") == 0  ? json_bool(reader, &run->is_finished)
+                  : strcmp(key, "file") == 0      ? json_natural(reader, &file)
+                  : strcmp(key, "document") == 0  ? json_natural(reader, &document)
+                  : strcmp(key, "offset") == 0    ? json_natural(reader, &offset)
+                  : strcmp(key, "skip_ids") == 0  ? json_natural(reader, &skip)
+                  : strcmp(key, "shards") == 0    ? json_natural(reader, &shards)
+                  : strcmp(key, "tokens") == 0    ? json_natural(reader, &tokens)
+                  : strcmp(key, "checksums") == 0 ? progress_read_sums(run, reader, &num_sums)
+                                                  : json_skip(reader);
     }
-    run->start = (TextPosition){file, document, offset, number, failed, missing};
+    run->start = (TextPosition){file, document, offset};
     run->skip_ids = skip;
     if (!run->is_finished) {
         shard_writer_resume(&run->shards, shards);
@@ -349,7 +316,7 @@ static int progress_read(Run* run, JsonReader* reader) {
         run->shards.number = shards;
         run->shards.tokens = tokens;
     }
-    return ok && more == 0 && json_end(reader) &&
+    return walk.ok && json_end(reader) &&
            (num_sums == shards ||
             error_set(reader->error, reader->path, "%" PRIu64 " checksums of %zu shards", num_sums, shards));
 }
@@ -423,8 +390,8 @@ static const char* behind_shard(const char* name, const char* base) {
 
 typedef enum { UNFINISHED_SHARDS, ALL_SHARDS } Removed;
 
-// Removes shards of earlier runs, whatever their number: a pattern of names must find only those of
-// this run.
+// Removes shards of earlier runs, whatever their number: a pattern of names must find only this
+// run's.
 static void remove_shards(const char* out, Removed which) {
     char directory[PATH_MAX];
     file_directory_of(directory, out);
@@ -445,7 +412,6 @@ static void resume(Run* run) {
     if (run->options.restart) {
         remove_shards(run->options.out, ALL_SHARDS);
         unlink(run->progress_path);
-        unlink(run->survey_path);
     }
     if (file_exists(run->progress_path)) {
         progress_load(run);
@@ -456,7 +422,6 @@ static void resume(Run* run) {
     char path[PATH_MAX];
     shard_writer_path(&run->shards, 0, path);
     CHECK(!file_exists(path), "%s: exists, but no %s; --restart overwrites it", path, run->progress_path);
-    unlink(run->survey_path);
     progress_save(run, run->start, 0, 0); // output that cannot be written shows before any work
 }
 
@@ -501,15 +466,6 @@ static int64_t auto_val_tokens(const Run* run) {
     return run->source.total_bytes > 0 && part < run->options.shard_tokens ? part : run->options.shard_tokens;
 }
 
-static void print_dropped(const Run* run) {
-    const TextPosition* end = &run->source.at;
-    if (run->filters.count) {
-        printf("--filter dropped %" PRIu64 " documents; %" PRIu64
-               " more lack a field, or have one of another kind\n",
-               end->failed, end->missing);
-    }
-}
-
 static void print_summary(const Run* run) {
     const Screen* screen = &run->screen;
     const double spent_s = time_now_s() - screen->start_s;
@@ -524,14 +480,12 @@ static void print_summary(const Run* run) {
            screen->documents, 1e-6 * (double)screen->text_bytes,
            (double)screen->text_bytes / (double)screen->ids, spent_s,
            1e-6 * (double)screen->text_bytes / spent_s, 1e-6 * (double)screen->ids / spent_s);
-    print_dropped(run);
     if (run->shards.tokens <= (uint64_t)run->options.val_tokens) {
         fprintf(stderr, "warning: all tokens went to validation; --val-tokens limits them\n");
     }
 }
 
-static const char* const vocabulary_endings[5] = {".tiktoken", ".merges.txt", ".vocab.json",
-                                                  ".tokenizer.json", ".bin"};
+#define VOCABULARY_ENDING ".tokenizer.json"
 
 // Adds existing shards: they may be removed or replaced.
 static void add_shard_outputs(Outputs* outputs, const char* out) {
@@ -550,27 +504,12 @@ static void add_shard_outputs(Outputs* outputs, const char* out) {
     closedir(entries);
 }
 
-// Adds the vocabularies of an earlier run, with which its shards can be decoded.
-static void add_vocabulary_outputs(Outputs* outputs, const Options* options) {
-    for (int i = 0; i < 5; i++) {
-        char path[PATH_MAX];
-        file_path(path, "%s%s", options->out, vocabulary_endings[i]);
-        CHECK(options->restart || !file_exists(path), "%s: exists; --restart replaces the vocabulary", path);
-        outputs_add(outputs, "out", path);
-    }
-}
-
-// Adds the list of dropped documents. It must not have the name of a shard that may be written, or
-// of its mask.
-static void add_dropped_output(Outputs* outputs, const Options* options) {
-    const char* name = file_name_in(options->dropped);
-    if (behind_shard(name, file_name_in(options->out))) {
-        char directory[PATH_MAX], shard[PATH_MAX];
-        file_directory_of(directory, options->out);
-        file_join(shard, directory, name);
-        outputs_keep(outputs, shard);
-    }
-    outputs_add(outputs, "dropped", options->dropped);
+// Adds the vocabulary of an earlier run, with which its shards can be decoded.
+static void add_vocabulary_output(Outputs* outputs, const Options* options) {
+    char path[PATH_MAX];
+    file_path(path, "%s" VOCABULARY_ENDING, options->out);
+    CHECK(options->restart || !file_exists(path), "%s: exists; --restart replaces the vocabulary", path);
+    outputs_add(outputs, "out", path);
 }
 
 // Adds the files that the program reads.
@@ -589,21 +528,20 @@ static void list_inputs(const Run* run, FileList* files) {
 
 // Ends the program if one of its outputs would replace one of its inputs, or cannot be written.
 static void check_outputs(const Run* run) {
-    static const char* const endings[] = {".lock", PROGRESS_ENDING, SURVEY_ENDING};
+    static const char* const endings[] = {".lock", PROGRESS_ENDING};
     Outputs outputs;
     outputs_open(&outputs);
     list_inputs(run, &outputs.reads);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         char path[PATH_MAX];
         file_path(path, "%s%s", run->options.out, endings[i]);
         outputs_add(&outputs, "out", path);
     }
     if (run->options.train_bpe) {
-        add_vocabulary_outputs(&outputs, &run->options);
+        add_vocabulary_output(&outputs, &run->options);
     } else {
         add_shard_outputs(&outputs, run->options.out);
     }
-    add_dropped_output(&outputs, &run->options);
     outputs_check(&outputs);
     outputs_close(&outputs);
 }
@@ -658,7 +596,7 @@ static void open_chats(Run* run) {
     }
 }
 
-// Opens the output of a new run, or continues that of an earlier one.
+// Opens the output of a new run, or continues an earlier one's.
 static void open_shards(Run* run) {
     bpe_open(&run->bpe, run->options.tokenizer);
     open_chats(run);
@@ -680,106 +618,8 @@ static void finish_shards(Run* run) {
     if (run->shards.number > number) {
         add_shard_sum(run, number);
     }
-    CHECK(run->shards.number > 0, "the inputs contain no text%s",
-          run->filters.count || is_surveyed(run) ? ", or all of it is dropped" : "");
+    CHECK(run->shards.number > 0, "the inputs contain no text");
     progress_save(run, end, 0, 1);
-    unlink(run->survey_path);
-}
-
-// ---- documents that are left out ----
-
-static uint64_t dedup_bytes(const Run* run) {
-    const float memory = run->options.dedup_memory;
-    const size_t free_bytes = limits_free_bytes(1, "");
-    CHECK(memory != OPTION_AUTO || free_bytes != SIZE_MAX,
-          "--dedup-memory is auto, but how much memory is free cannot be found out; wanted GB");
-    return memory == OPTION_AUTO ? free_bytes / 2 : (uint64_t)(1e9 * (double)memory);
-}
-
-static void show_survey(void* context, const TextBlock* text) {
-    Run* run = (Run*)context;
-    screen_add(&run->screen, &run->source, text, 0);
-}
-
-static void show_pass(void* context, int pass, int passes) {
-    Screen* screen = (Screen*)context;
-    const double now_s = time_now_s();
-    if (now_s - screen->shown_s >= (screen->is_terminal ? 0.2 : 5)) {
-        screen->shown_s = now_s;
-        fprintf(stderr, "%spass %d of %d over the keys%s", screen->is_terminal ? "\r" : "", pass + 1, passes,
-                screen->is_terminal ? "\033[K" : "\n");
-    }
-}
-
-static void print_survey(const Run* run) {
-    const Survey* survey = &run->survey;
-    char buffer[OPTION_TEXT_BYTES];
-    if (*run->options.decontaminate) {
-        printf("--decontaminate dropped %" PRIu64 " of %" PRIu64 " documents", survey->contaminated,
-               survey->documents);
-        for (int i = 0; i < run->tests.num_files; i++) {
-            printf("%s %" PRIu64 " share words with %s", i ? "," : ":", survey->shared[i],
-                   run->tests.files[i].path);
-        }
-        putchar('\n');
-    }
-    if (run->options.dedup != DEDUP_NONE) {
-        printf("--dedup %s dropped %" PRIu64 " of %" PRIu64 " documents\n",
-               option_text(&run->options, option_find("--dedup", 7), buffer), survey->duplicates,
-               survey->documents - survey->contaminated);
-    }
-    fflush(stdout);
-}
-
-static void print_tests(const Run* run) {
-    for (int i = 0; i < run->tests.num_files; i++) {
-        const TestedFile* file = &run->tests.files[i];
-        printf("--decontaminate: %s: %" PRIu64 " texts, %" PRIu64
-               " of fewer than %d words, which are ignored\n",
-               file->path, file->texts, file->short_texts, DECONTAMINATE_WORDS);
-    }
-}
-
-// Says how much fits into memory, before any work.
-static void print_dedup_memory(const Run* run, uint64_t bytes) {
-    char most[NUMBER_BYTES], at_once[NUMBER_BYTES];
-    number_grouped((double)survey_most_documents(bytes), most);
-    number_grouped((double)survey_most_in_one_part(bytes), at_once);
-    printf("--dedup-memory: %.2f GB hold %s documents, %s of them with one pass for each key; %" PRIu64
-           " bytes each in %s\n",
-           1e-9 * (double)bytes, most, at_once, survey_document_bytes(&run->survey), run->survey_path);
-}
-
-// Reads the inputs once, and decides which documents are left out when they are read again.
-static void survey(Run* run) {
-    const SurveySettings settings = {(Dedup)run->options.dedup,
-                                     *run->options.decontaminate ? &run->tests : NULL,
-                                     *run->options.dropped != '\0'};
-    const int is_dedup = settings.dedup != DEDUP_NONE;
-    const uint64_t bytes = is_dedup ? dedup_bytes(run) : 0;
-    survey_open(&run->survey, &settings, run->survey_path);
-    print_tests(run);
-    if (is_dedup) {
-        print_dedup_memory(run, bytes);
-    }
-    fflush(stdout);
-    documents_rewind(&run->source, 1);
-    screen_open(&run->screen, "surveyed", 0);
-    CHECK(survey_run(&run->survey, &run->source, run->threads,
-                     is_dedup ? survey_most_documents(bytes) : UINT64_MAX, show_survey, run),
-          "%s", run->source.error);
-    survey_decide(&run->survey, bytes, show_pass, &run->screen);
-    screen_close(&run->screen);
-    print_survey(run);
-    if (*run->options.dropped) {
-        FileWriter file;
-        file_open(&file, run->options.dropped);
-        survey_list(&run->survey, file.file, run->inputs, &run->filters);
-        file_commit(&file);
-    }
-    survey_end_list(&run->survey);
-    documents_rewind(&run->source, 0);
-    documents_drop(&run->source, run->survey.dropped);
 }
 
 static void write_shards(Run* run) {
@@ -787,11 +627,7 @@ static void write_shards(Run* run) {
     if (run->is_finished) {
         printf("already finished: %" PRIu64 " tokens in %" PRIu64 " shards; --restart starts over\n",
                run->shards.tokens, run->shards.number);
-        unlink(run->survey_path);
         return;
-    }
-    if (is_surveyed(run)) {
-        survey(run);
     }
     if (run->shards.number > 0) {
         printf("continuing after %" PRIu64 " tokens in %" PRIu64 " shards\n", run->shards.tokens,
@@ -827,39 +663,11 @@ static void show_merges(void* context, int merges, int wanted) {
     }
 }
 
-// Returns 1 if llm.c's format holds all tokens: they have at most 255 bytes.
-static int fits_bin(const Bpe* bpe) {
-    int fits = 1;
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        fits = fits && bpe->tokens[id].length <= 255;
-    }
-    return fits;
-}
-
-static void write_vocabulary(const Run* run) {
-    const char* const* endings = vocabulary_endings;
-    for (int i = 0; i < 5; i++) {
-        char path[PATH_MAX];
-        file_path(path, "%s%s", run->options.out, endings[i]);
-        const int has_more = *run->options.extend_bpe || run->options.fim_marks;
-        if (has_more && !file_ends_in(path, "tokenizer.json")) {
-            continue; // the other formats have no ids after end-of-text
-        }
-        if (strcmp(endings[i], ".bin") == 0 && !fits_bin(&run->bpe)) {
-            printf("%s: not written: a token has more than 255 bytes\n", path);
-        } else {
-            bpe_write(&run->bpe, path);
-            printf("%s\n", path);
-        }
-    }
-}
-
 static void train_vocabulary(Run* run) {
     BpeTrainer trainer;
+    char path[PATH_MAX];
     make_place(run);
-    for (int i = 0; i < 5; i++) {
-        remove_parts(run->options.out, vocabulary_endings[i]);
-    }
+    remove_parts(run->options.out, VOCABULARY_ENDING);
     Bpe old;
     const int marks = run->options.fim_marks ? FIM_MARKS : 0, ids = run->options.train_bpe - marks;
     memset(&old, 0, sizeof(old));
@@ -883,31 +691,12 @@ static void train_vocabulary(Run* run) {
     screen_close(&run->screen);
     printf("%d ids from %" PRIu64 " documents, %.1f MB of text, in %.1f s\n", run->bpe.vocab_size,
            run->screen.documents, 1e-6 * (double)run->screen.text_bytes, time_now_s() - run->screen.start_s);
-    print_dropped(run);
-    write_vocabulary(run);
+    file_path(path, "%s" VOCABULARY_ENDING, run->options.out);
+    bpe_write(&run->bpe, path);
+    puts(path);
 }
 
 // ---- the program ----
-
-static void check_clean_options(const Run* run) {
-    const Options* options = &run->options;
-    if (options->dedup_memory != OPTION_AUTO && options->dedup == DEDUP_NONE) {
-        die_usage("--dedup-memory is given without --dedup; wanted exact or near");
-    }
-    if (*options->dropped && options->dedup == DEDUP_NONE && !*options->decontaminate &&
-        !options->filter.count) {
-        die_usage("--dropped lists what --filter, --decontaminate and --dedup drop; wanted one of them");
-    }
-    if (options->train_bpe && is_surveyed(run)) {
-        die_usage("--train-bpe reads its inputs once; wanted no --dedup, --decontaminate or --dropped");
-    }
-    for (uint64_t i = 0; is_surveyed(run) && i < run->num_inputs; i++) {
-        if (strcmp(run->inputs[i], "-") == 0) {
-            die_usage("standard input cannot be read twice, as --dedup, --decontaminate and --dropped need; "
-                      "wanted it in a file");
-        }
-    }
-}
 
 static void check_options(const Run* run) {
     const Options* options = &run->options;
@@ -935,16 +724,6 @@ static void check_options(const Run* run) {
     if (!*options->out) {
         die_usage("--out is empty; wanted a prefix for file names");
     }
-    check_clean_options(run);
-}
-
-static void add_filters(Run* run) {
-    char error[ERROR_BYTES];
-    for (int i = 0; i < run->options.filter.count; i++) {
-        if (!filters_add(&run->filters, run->options.filter.text[i], error)) {
-            die_usage("%s", error);
-        }
-    }
 }
 
 PROCESSOR_CHECK
@@ -958,35 +737,18 @@ int main(int argc, char** argv) {
         (uint64_t)options_parse_arguments(&run.options, argc, argv, options_program(OPTION_CPU), run.inputs);
     options_note_repeated(stderr, &run.options);
     check_options(&run);
-    add_filters(&run);
     run.threads = run.options.threads ? run.options.threads : limits_threads("");
     file_path(run.progress_path, "%s" PROGRESS_ENDING, run.options.out);
-    file_path(run.survey_path, "%s" SURVEY_ENDING, run.options.out);
-    run.survey.fd = -1;
-    const TextOptions text = {(TextFormat)run.options.format,
-                              run.options.field,
-                              run.options.separator,
-                              TEXT_BLOCK_BYTES,
-                              &run.filters,
-                              0};
+    const TextOptions text = {(TextFormat)run.options.format, run.options.field, run.options.separator,
+                              TEXT_BLOCK_BYTES};
     documents_open(&run.source, &text, run.inputs, run.num_inputs);
-    for (uint64_t i = 0; is_surveyed(&run) && i < run.num_inputs; i++) {
-        CHECK(!run.source.is_stream[i],
-              "%s: cannot be read twice, as --dedup, --decontaminate and --dropped need", run.inputs[i]);
-    }
     CHECK(documents_check(&run.source), "%s", run.source.error);
-    if (*run.options.decontaminate) {
-        test_texts_open(&run.tests, run.options.decontaminate, run.options.field);
-    }
     if (run.options.train_bpe) {
         train_vocabulary(&run);
     } else {
         write_shards(&run);
     }
     documents_close(&run.source);
-    survey_close(&run.survey);
-    test_texts_close(&run.tests);
-    filters_close(&run.filters);
     bpe_close(&run.bpe);
     free(run.input_sums);
     free(run.shard_sums);

@@ -7,16 +7,12 @@ struct Options {
     int format;
     const char *field, *separator;
     int chat;
-    OptionList filter;
-    const char* decontaminate;
-    int dedup;
     int64_t shard_tokens, val_tokens;
-    const char *tokenizer, *out, *dropped;
+    const char *tokenizer, *out;
     int restart, train_bpe;
     const char* extend_bpe;
     int fim_marks;
     int threads;
-    float dedup_memory;
     const char *config, *help;
     int version;
 
@@ -42,14 +38,6 @@ const OptionRow OPTION_TABLE[] = {
     {"input",  "chat",         "",  CHOICE_(chat),        0,       0, AUTO_, "auto",
         WORDS_CHOICE(CHAT_WORDS), "format of chats; auto: follows the tokenizer's chat_template, or else its special "
         "tokens"},
-    {"input",  "filter",       "",  LIST_(filter),        0,       0, 0,     "",
-        "'FIELD > VALUE'", "keep only documents whose field of JSON lines, or column of Parquet, is < <= > >= = or != "
-        "a number or text; may be given several times: all must hold"},
-    {"input",  "decontaminate","",  STRING_(decontaminate), 0,     0, READS_(NAMES), "",
-        "FILES", "drop documents that share 13 words in a row with these files (a,b,c): tasks, as for --tasks, or "
-        "other inputs"},
-    {"input",  "dedup",        "",  CHOICE_(dedup),       0,       0, 0,     "none",
-        WORDS_CHOICE(DEDUP_WORDS), "drop documents that repeat an earlier one, exactly or nearly"},
 
     {"shards", "shard-tokens", "",  COUNT_(shard_tokens), 1, 2147483647, 0, "100000000",
         "tokens", "per shard"},
@@ -57,11 +45,9 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "for validation, from the start of the input; auto: one shard, at most 1 token per 100 bytes"},
 
     {"files",  "tokenizer",    "",  STRING_(tokenizer),   0,       0, READS_(TOKENIZER), "",
-        "FILE", "vocabulary: tokenizer.json, merges.txt, .tiktoken, llm.c's .bin, or their directory"},
+        "FILE", "vocabulary: tokenizer.json, merges.txt, .tiktoken, or their directory"},
     {"files",  "out",          "o", STRING_(out),         0,       0, WRITES_(PREFIX), "tokens",
         "PREFIX", "prefix of all output file names"},
-    {"files",  "dropped",      "",  STRING_(dropped),     0,       0, WRITES_(ONE), "",
-        "FILE", "list each dropped document and the reason in this file, as JSON lines"},
     {"files",  "restart",      "",  FLAG_(restart),       0,       0, 0,     "off",
         "off|on", "remove the shards of an earlier run and start over; with --train-bpe: replace the vocabulary"},
 
@@ -72,11 +58,9 @@ const OptionRow OPTION_TABLE[] = {
         "inputs"},
     {"other",  "fim-marks",    "",  FLAG_(fim_marks),     0,       0, 0,     "off",
         "off|on", "with --train-bpe: the last three ids are <|fim_prefix|>, <|fim_suffix|> and <|fim_middle|>, for --fim-rate of "
-        "the trainers; writes only tokenizer.json"},
+        "the trainers"},
     {"other",  "threads",      "",  INT_(threads),        0, LIMITS_MAX_THREADS, 0,     "0",
         "threads", "for encoding, besides a reader and a writer; 0: OMP_NUM_THREADS, else one per core that this job has"},
-    {"other",  "dedup-memory", "",  FLOAT_(dedup_memory), 0.03125, 65536, AUTO_, "auto",
-        "GB", "for --dedup: with less of it the same documents are dropped, more slowly; auto: half of what is free"},
     {"other",  "config",       "",  STRING_(config),      0,       0, LINE_ | READS_(ONE), "",
         "FILE", "read more options from a file of lines `name = value`; # starts a comment; the command line wins"},
     {"other",  "help",         "",  STRING_(help),        0,       0, LINE_, "",
@@ -88,9 +72,6 @@ const OptionRow OPTION_TABLE[] = {
 
 static const OptionSynonym OPTION_SYNONYMS[] = {
     {"text-field json-key json-keys column", "use --field"},
-    {"deduplicate minhash exact-dedup fuzzy-dedup", "use --dedup exact or near"},
-    {"decontamination ngram-overlap", "use --decontaminate FILES"},
-    {"where condition min-score", "use --filter 'FIELD > VALUE'"},
     {"eot-token document-separator delimiter", "use --separator, a text"},
     {"vocab-size vocabsize", "use --train-bpe, to train a vocabulary of this size"},
     {"output output-prefix output-dir out-dir", "use --out, the prefix of all output file names"},
@@ -100,7 +81,16 @@ static const OptionSynonym OPTION_SYNONYMS[] = {
     {NULL, NULL},
 };
 
-static const RemovedOption OPTION_REMOVED[] = {{NULL, NULL, 0, NULL}};
+#define CLEAN_BEFORE                                                                                         \
+    "clean the JSON lines or Parquet files before, with datatrove for example (dev/doc/data.md)"
+static const RemovedOption OPTION_REMOVED[] = {
+    {"dedup", "none", 0, CLEAN_BEFORE},
+    {"dedup-memory", "auto", 0, CLEAN_BEFORE},
+    {"decontaminate", "", 0, CLEAN_BEFORE},
+    {"dropped", "", 0, CLEAN_BEFORE},
+    {"filter", "", 0, "select the documents before, with DuckDB for example (dev/doc/data.md)"},
+    {NULL, NULL, 0, NULL},
+};
 
 static const char* option_default_(const Options* options, const OptionRow* row) {
     return (void)options, row->fallback;

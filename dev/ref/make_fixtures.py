@@ -35,7 +35,6 @@ maxT={cfg.maxT} V={cfg.V} Vp={cfg.Vp} L={cfg.L} NH={cfg.NH} C={cfg.C}.
 | gpt2_tiny_adamw.bin | the parameters after {STEPS} AdamW steps on that same batch |
 | gpt2_tiny_adamw.txt | step, loss and gradient norm (before clipping and before the update) of these steps |
 | bpe_cases.bin | texts that are hard to tokenize, and tiktoken's ids of them (dev/ref/make_bpe_fixtures.py) |
-| case_folding.txt | words that differ in case or in how accents are written, and what Python makes of them (dev/ref/make_case_fixtures.py) |
 | parquet/*.parquet | one table as several programs write it; bad_*: what must be refused (dev/ref/make_parquet_fixtures.py) |
 | parquet/texts.bin | the texts of that table |
 | optimizers/updates.bin | twenty updates by the optimizers of torch, transformers and bitsandbytes (dev/ref/make_optimizer_fixtures.py) |

@@ -5,7 +5,7 @@ texts.
     python dev/ref/make_parquet_fixtures.py
 
 texts.bin: for each row of the table uint32 bytes and the bytes; a null has 0xffffffff and no bytes.
-values_*.parquet hold numbers and booleans by a formula. Every <writer>_*.parquet holds the table, but for pyarrow_required (without the nulls),
+Every <writer>_*.parquet holds the table, but for pyarrow_required (without the nulls),
 pyarrow_empty (no rows) and pyarrow_nulls (nulls only), pyarrow_checksums (its beginning) and those
 that are written by hand here, whose 40 rows are 0 to 39: what the format allows and none of these
 programs writes. bad_*.parquet must be refused.
@@ -85,40 +85,6 @@ def write_pyarrow_files():
         write_pyarrow(f"pyarrow_nulls_v{version[0]}", [None] * 100, columns=("text",), compression="snappy",
                       use_dictionary=True, data_page_version=version)  # fmt: skip
     write_pyarrow("bad_lz4", texts=TEXTS[:9], columns=("text",), compression="lz4")
-
-
-def write_values():
-    """Each type of number, also in structs; test_parquet.c knows the formulas. A seventh of each is null."""
-    rows, delta = range(60), "DELTA_BINARY_PACKED"
-
-    def column(value, kind, null):
-        return pa.array([None if i % 7 == null else value(i) for i in rows], kind)
-
-    inner = pa.StructArray.from_arrays([column(lambda i: i / 8, pa.float64(), 2)], ["score"])
-    data = pa.table({
-        "i8": column(lambda i: i - 30, pa.int8(), 0),
-        "i32": column(lambda i: 70001 * (i - 30) * i, pa.int32(), 1),
-        "i64": column(lambda i: (1 << 40) * (i - 30), pa.int64(), 2),
-        "u32": column(lambda i: (1 << 32) - 1 - i, pa.uint32(), 3),
-        "u64": column(lambda i: (1 << 63) + (i << 20), pa.uint64(), 4),
-        "f32": column(lambda i: i / 4, pa.float32(), 5),
-        "f64": column(lambda i: i / 3, pa.float64(), 6),
-        "flag": column(lambda i: i % 3 == 0, pa.bool_(), 0),
-        "word": column(lambda i: f"w{i % 4}", pa.string(), 1),
-        "outer": pa.StructArray.from_arrays([inner, column(lambda i: [i], pa.list_(pa.int32()), 9)], ["inner", "list"]),
-        "day": pa.array(rows, pa.date32()),
-        "money": pa.array(rows, pa.decimal128(9, 2)),
-    })  # fmt: skip
-    whole = {name: delta for name in ("i8", "i32", "i64", "u32", "u64")}
-    for name, options in (
-        ("values_plain", {"use_dictionary": False}),
-        ("values_dictionary", {"use_dictionary": True, "row_group_size": 40}),
-        ("values_delta", {"use_dictionary": False, "data_page_version": "2.0", "data_page_size": 60,
-                          "write_batch_size": 10, "column_encoding": {**whole, "flag": "RLE"}}),
-        ("values_split", {"use_dictionary": False, "column_encoding": {"f64": "BYTE_STREAM_SPLIT"}}),
-    ):  # fmt: skip
-        kept = data.select(["i64", "f64"]) if name == "values_split" else data
-        pq.write_table(kept, OUT / f"{name}.parquet", compression="none", store_schema=False, **options)
 
 
 def write_others():
@@ -241,7 +207,6 @@ def main():
     for path in OUT.glob("*"):
         path.unlink()
     write_pyarrow_files()
-    write_values()
     write_others()
     write_hand_files()
     with open(OUT / "texts.bin", "wb") as file:

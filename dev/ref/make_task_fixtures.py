@@ -3,15 +3,14 @@ of every ending.
 
     dev/ref/setup.sh && build/venv/bin/python dev/ref/make_task_fixtures.py
 
-Tokens are bytes, end-of-text is 256. Each document goes through the model alone, in float64,
-without padding.
+Tokens are bytes, end-of-text is 256; tokenizer.json is what a run with plain bytes saves. Each
+document goes through the model alone, in float64, without padding.
 """
 
 import json
 import random
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 
@@ -21,7 +20,6 @@ from make_fixtures import hf_views
 OUT = Path(__file__).parent / "fixtures" / "tasks"
 CONFIG = ref.Config(maxT=64, V=257, L=2, NH=2, C=16)
 EOT, EXAMPLES, STRIDE = 256, 20, 24
-TASK_MAGIC = 20240522
 WORDS = "the cat sat on a mat and dogs ran over two hills while é birds sang ok".split()
 
 
@@ -111,19 +109,6 @@ def make_examples(rng, model):
     return files
 
 
-def write_bin(path, examples, golds):
-    words, longest = [], 0
-    for i, (documents, gold) in enumerate(zip(examples, golds, strict=True)):
-        context = documents[0][0]
-        body = [i, gold, 4, len(context), *context]
-        for _, ending in documents:
-            body += [len(ending), *ending]
-        size = 2 * (len(body) + 2)
-        longest = max(longest, size)
-        words += [65535, size, *body]
-    path.write_bytes(ref.header(TASK_MAGIC, 1, len(examples), longest) + np.array(words, dtype="<u2").tobytes())
-
-
 def main():
     torch.set_num_threads(1)
     OUT.mkdir(exist_ok=True)
@@ -138,8 +123,6 @@ def main():
             for k, (context, ending) in enumerate(documents):
                 nats, missed = score(model, context + ending, len(ending))
                 results.append(f"{name}.jsonl {i} {k} {nats:.17g} {len(ending)} {missed}")
-    lines, examples = files["hellaswag"]
-    write_bin(OUT / "choices.bin", examples, [int(line["label"]) for line in lines])
 
     text = " ".join(rng.choice(WORDS) for _ in range(90)) + "\n"
     (OUT / "text.txt").write_text(text)

@@ -16,7 +16,7 @@ PAGES = [Path("README.md"), Path("dev/CONTRIBUTING.md"), *sorted(Path("dev/doc")
 EXAMPLES = sorted(Path("scripts/examples").glob("*.sh"))
 # of crossings, gdb, docker, podman, mpirun, torchrun, pip, git, loginctl, compute-sanitizer, TensorBoard
 OTHERS = set("""args build-arg ignorefile shm-size gpus ipc rm user nproc-per-node nproc_per_node no-python hostfile
-    map-by bind-to logdir tool always mpi bacth trainer tokenize""".split())
+    map-by bind-to logdir tool always mpi bacth trainer tokenize tensor-slices""".split())
 OPTION = r"(?<![\w/-])--([a-z][a-z0-9_-]+)"
 CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
 

@@ -21,7 +21,7 @@ STOREYS = [
     ["gpu"],
     ["comm", "tokenizer"],
     ["ops", "data"],
-    ["bf16", "model", "log", "corpus"],
+    ["bf16", "model", "log"],
     ["parallel", "formats"],
     ["layers", "report"],
     ["optim"],
@@ -31,7 +31,8 @@ STOREYS = [
     ["run"],
 ]
 STOREY = {room: number for number, storey in enumerate(STOREYS) for room in storey}
-ALONE = Path("llmc/reference.h")  # the page that explains the mathematics: no room includes it
+# the pages that explain the mathematics: no room includes them
+ALONE = [Path("llmc/reference.h"), Path("llmc/reference_model.h")]
 TRAINERS = ["train_gpt2.c", "train_gpt2.cu", "dev/data/tokenize.c"]
 NOT_NAMES = {"if", "for", "while", "switch", "return", "sizeof", "defined", "__attribute__", "__launch_bounds__",
              "alignas", "decltype", "static_assert", "_Static_assert", "__align__"}
@@ -100,8 +101,8 @@ class Header:
 
 
 def may_include(user, header):
-    if ALONE in (user.path, header.path):
-        return user.path == ALONE
+    if user.path in ALONE or header.path in ALONE:
+        return user.path in ALONE
     return header.room == user.room or STOREY[header.room] < STOREY[user.room]
 
 

@@ -24,7 +24,7 @@ ONLY = {
         "close_parts": "the teacher works on the GPU of its student",
         "set_sizes": "more settings than those of the CPU",
         "close_training": "graphs, streams and events",
-        "parameters_at_slice": "ZeRO-3 gathers blocks into a few places",
+        "parameters_at_layer": "ZeRO-3 gathers blocks into a few places",
         "stream_bytes": "residuals may be offloaded",
         "stream_codes": "matmuls in fp8 take codes that norms make",
         "model_push": "batches move to the GPU",

@@ -182,13 +182,7 @@ try_E9() {
     echo "skipped: Python's transformers is missing"
 }
 
-try_E10() {
-    local dir=$inputs/accents_decomposed
-    quiet "$tokenize" --tokenizer "$dir/tokenizer.json" --val-tokens 0 --out x --decontaminate "$dir/test.jsonl" --dropped d.jsonl "$dir/train.jsonl"
-    [ "$(grep -c contaminated d.jsonl)" = 3 ] || { echo "$(grep -c contaminated d.jsonl) of 3 are contaminated" && return 1; }
-    quiet "$tokenize" --tokenizer "$dir/tokenizer.json" --val-tokens 0 --out x --restart --dedup near --dropped d.jsonl "$dir/train.jsonl"
-    [ "$(grep -c duplicate d.jsonl)" = 2 ] || { echo "$(grep -c duplicate d.jsonl) of 2 are duplicates" && return 1; }
-}
+try_E10() { echo "gone: ./tokenize no longer compares documents (--dedup, --decontaminate)"; }
 
 try_E11() {
     bottles
@@ -207,13 +201,7 @@ try_F1() {
     quiet "$tokenize" --tokenizer v.tokenizer.json --val-tokens 300 --out sh c.jsonl
     untouched sh_train_000001.bin.mask "$trainer" "${tiny[@]}" --steps 1 --tokenizer v.tokenizer.json --train-data sh_train_000001.bin \
         --val-data sh_val_000000.bin --export-gguf sh_train_000001.bin.mask || return 1
-    cp -r "$root/dev/ref/fixtures/core" core
     quiet "$trainer" "${tiny[@]}" --train-data text.txt --steps 1 --out ta
-    untouched core/eval_data/a/choices.jsonl "$trainer" --model ta --steps 0 --core core --out-scores core/eval_data/a/choices.jsonl || return 1
-    for i in $(seq 40) $(seq 40); do echo "{\"text\":\"the cat $i sat on the old tree and ran to the big red house\"}"; done >d.jsonl
-    for n in q_train_000001.bin q_val_000000.bin q_train_000001.bin.mask; do
-        refuses "$n" "$tokenize" --tokenizer v.tokenizer.json --val-tokens 20 --dedup exact --out q --dropped $n d.jsonl || return 1
-    done
 }
 
 try_F2() { echo "gone: kept logits (--teacher-logits) no longer exist"; }

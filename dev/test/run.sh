@@ -109,7 +109,7 @@ without() {
 }
 
 # Rooms with threads: a run has half of them with the thread sanitizer, too.
-threaded=(test_{data,corpus,comm,checkpoint})
+threaded=(test_{data,comm,checkpoint})
 
 # Most tests of this room are processes that end with an error, and under a sanitizer each starts
 # slowly.

@@ -12,12 +12,12 @@ next, so nothing is allocated. If the text has something else, the function retu
 has the place and what was wanted. Strings are decoded in place, in the caller's copy of the text:
 
     JsonReader r = json_reader("config.json", text, bytes, error);
-    int more, layers;
+    JsonWalk walk = json_walk(&r, '{');
     const char* key;
-    for (int n = 0; (more = json_member(&r, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
-        json_skip(&r); // or json_natural(&r, ...) and so on, by key
+    while (json_step(&walk, &key)) {
+        walk.ok = json_skip(&r); // or json_natural(&r, ...) and so on, by key
     }
-    ok = more == 0 && json_end(&r);
+    ok = walk.ok && json_end(&r);
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
@@ -90,6 +90,24 @@ int json_text_member(JsonReader* text, JsonPlace which, const char** key, size_t
 // Inside an array: returns 1 before the next element, 0 after the closing bracket, -1 after an
 // error.
 int json_element(JsonReader* text, JsonPlace which);
+
+// A walk through an object or an array.
+typedef struct {
+    JsonReader* text;
+    char open;       // '{' or '['
+    JsonPlace place; // of the next step
+    int ok;          // the caller clears it where a value cannot be read; that ends the walk
+} JsonWalk;
+
+// Starts a walk through what must start with `open`.
+JsonWalk json_walk(JsonReader* text, char open);
+
+// Moves to the next value. Returns 0 at the end, or after an error: then walk->ok is 0. `key` is
+// set in objects; NULL in arrays.
+int json_step(JsonWalk* walk, const char** key);
+
+// Moves to the next member of an object, whose key may be any string.
+int json_text_step(JsonWalk* walk, const char** key, size_t* length);
 
 // True if only blanks follow.
 int json_end(JsonReader* text);
@@ -378,6 +396,26 @@ int json_text_member(JsonReader* text, JsonPlace which, const char** key, size_t
 }
 
 int json_element(JsonReader* text, JsonPlace which) { return json_next_(text, which, ']'); }
+
+JsonWalk json_walk(JsonReader* text, char open) {
+    return (JsonWalk){text, open, JSON_FIRST, json_take(text, open)};
+}
+
+// Ends a walk at the end or after an error.
+static int json_stepped_(JsonWalk* walk, int more) {
+    walk->place = JSON_NEXT;
+    walk->ok = more >= 0;
+    return more > 0;
+}
+
+int json_step(JsonWalk* walk, const char** key) {
+    return walk->ok && json_stepped_(walk, walk->open == '{' ? json_member(walk->text, walk->place, key)
+                                                             : json_element(walk->text, walk->place));
+}
+
+int json_text_step(JsonWalk* walk, const char** key, size_t* length) {
+    return walk->ok && json_stepped_(walk, json_text_member(walk->text, walk->place, key, length));
+}
 
 int json_end(JsonReader* text) {
     return json_peek(text) == -1 || json_unexpected(text, "nothing but blanks");

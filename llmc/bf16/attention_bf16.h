@@ -89,23 +89,12 @@ void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kern
 
 // ---- forward ----
 
-void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
-                                AttentionSizes sizes, AttentionBf16Scratch* scratch);
-
-void attention_bf16_gathered_forward_cpu(float* out, float* lse, const float* qkv, const float* kv,
-                                         const int* starts, AttentionSizes sizes,
-                                         AttentionBf16Scratch* scratch);
+void attention_bf16_forward_cpu(const AttentionPass* pass, AttentionBf16Scratch* scratch);
 
 // ---- backward ----
 
-void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                                 const float* lse, const int* starts, AttentionSizes sizes,
+void attention_bf16_backward_cpu(const AttentionGradients* d, const AttentionPass* pass,
                                  AttentionBf16Scratch* scratch);
-
-void attention_bf16_gathered_backward_cpu(float* dqkv, float* dkv, const float* dout, const float* qkv,
-                                          const float* kv, const float* out, const float* lse,
-                                          const int* starts, AttentionSizes sizes,
-                                          AttentionBf16Scratch* scratch);
 
 // ---- packed by the linear layers ----
 
@@ -116,8 +105,9 @@ static inline int attention_bf16_fits(int T, int HS) { return T % BF16_TILE == 0
 void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile, int row, int col,
                              AttentionSizes sizes);
 
-void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv, const int* starts,
-                                       AttentionSizes sizes, AttentionBf16Scratch* scratch);
+// Computes the forward pass from packed qkv; pass->qkv is NULL.
+void attention_bf16_packed_forward_cpu(const uint32_t* qkv, const AttentionPass* pass,
+                                       AttentionBf16Scratch* scratch);
 
 // Results of the backward pass: packed dqkv, and its sums over each sequence (B, QKV).
 typedef struct {
@@ -127,8 +117,7 @@ typedef struct {
 } AttentionBf16Gradient;
 
 void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout, const uint32_t* qkv,
-                                        const float* out, const float* lse, const int* starts,
-                                        AttentionSizes sizes, AttentionBf16Scratch* scratch);
+                                        const AttentionPass* pass, AttentionBf16Scratch* scratch);
 
 #ifdef __cplusplus
 }
@@ -144,14 +133,14 @@ void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float*
 #include "llmc/base/vec.h"
 #include "llmc/bf16/matmul_bf16.h"
 
-// Returns the next `n` words of memory.
+// Returns the next `n` pairs of memory.
 static uint32_t* attention_bf16_take_(uint32_t** at, size_t n) {
     uint32_t* taken = *at;
     *at += n;
     return taken;
 }
 
-// Sets the pointers into `memory`; returns the total of words, in whole cache lines.
+// Sets the pointers into `memory`; returns the total of pairs, in whole cache lines.
 static size_t attention_bf16_place_(AttentionBf16Scratch_* s, uint32_t* memory, int T, int HS) {
     enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
     const size_t keys = (size_t)bf16_steps(T), dims = (size_t)bf16_steps(HS);
@@ -200,18 +189,13 @@ void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kern
     }
 }
 
-// Inputs and outputs of a pass over all heads, as in attention.h; q, k, v and their gradients are
-// fp32 or packed.
+// A pass over all heads, as in attention.h; q, k, v and their gradients are fp32 or packed.
 typedef struct {
     AttentionSizes sizes;
-    const int* starts;
-    const float *qkv, *kv, *dout;
-    const uint32_t* packed; // or NULL
-    float *out, *lse, *dqkv, *dkv;
-    size_t key_stride; // between rows of kv, and of dkv
-    uint32_t* packed_gradient;
-    float* sums; // (B, QKV): sums of dqkv over the tokens
-    Rope rope;   // by which packed queries and keys were turned
+    const AttentionPass* fp32;
+    const AttentionGradients* d; // NULL in the forward pass
+    const uint32_t* packed;      // qkv, or NULL
+    AttentionBf16Gradient packed_gradient;
 } AttentionBf16Pass_;
 
 // Factors of a head: left ones of q (T, HS), right ones of k and v (W, HS). They are tiles of 32
@@ -280,6 +264,7 @@ static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, i
     const size_t first = (size_t)b * T, at = first * Q + (size_t)h * HS;
     const float scale = 1.0f / sizes.root;
     const AttentionBf16Scratch_* s = &scratch->of_thread[thread_index()];
+    const int* starts = pass->fp32->starts;
     const AttentionBf16Head_ head = {.pass = pass,
                                      .kernel = &scratch->kernel,
                                      .s = *s,
@@ -295,11 +280,10 @@ static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, i
                                      .v = k + attention_keys_size(sizes),
                                      .is_first = h % group == 0,
                                      .is_whole = sizes.chunks.last == 0,
-                                     .starts = pass->starts ? pass->starts + (size_t)b * attention_keys(sizes)
-                                                            : NULL,
-                                     .out = pass->out + at,
-                                     .lse = pass->lse + (size_t)index * T,
-                                     .dout = pass->dout ? pass->dout + at : NULL,
+                                     .starts = starts ? starts + (size_t)b * attention_keys(sizes) : NULL,
+                                     .out = pass->fp32->out + at,
+                                     .lse = pass->fp32->lse + (size_t)index * T,
+                                     .dout = pass->d ? pass->d->dout + at : NULL,
                                      .scale = scale,
                                      .c = scale * LOG2_E};
     return head;
@@ -312,28 +296,29 @@ static void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
     const AttentionBf16Pass_* pass = head->pass;
     const Bf16Pack pack = head->kernel->pack;
     const int T = head->T, W = attention_keys(pass->sizes), HS = head->HS, is_backward = head->dout != NULL;
-    const size_t stride = (size_t)attention_qkv_size(pass->sizes), key_stride = pass->key_stride,
+    const size_t stride = (size_t)attention_qkv_size(pass->sizes),
+                 key_stride = attention_pass_key_stride(pass->fp32),
                  over_dims = attention_bf16_over_dims_(f, 1, 0),
                  over_queries = attention_bf16_over_queries_(f, 0, 1),
                  over_keys = attention_bf16_over_keys_(f, 0, 1);
-    const float *q = pass->qkv + (size_t)head->b * T * stride + head->q,
-                *k = pass->kv + (size_t)head->b * W * key_stride + head->k - head->Q,
+    const float *q = pass->fp32->qkv + (size_t)head->b * T * stride + head->q,
+                *k = attention_pass_keys(pass->fp32) + (size_t)head->b * W * key_stride + head->k - head->Q,
                 *v = k + attention_keys_size(pass->sizes);
     const Matrix queries = {q, stride, 1}, queries_across = {q, 1, stride}, keys = {k, key_stride, 1},
                  keys_across = {k, 1, key_stride}, values = {v, key_stride, 1},
                  values_across = {v, 1, key_stride};
-    bf16_pack_left(pack, f->q_by_query, over_dims, queries, 0, 0, T, HS);
+    bf16_pack_left(pack, f->q_by_query, over_dims, queries, T, HS);
     if (is_backward) {
-        bf16_pack_left(pack, f->q_by_dim, over_queries, queries_across, 0, 0, HS, T);
+        bf16_pack_left(pack, f->q_by_dim, over_queries, queries_across, HS, T);
     } else {
-        bf16_pack_right(pack, f->v_by_dim, over_keys, values, 0, 0, W, HS);
+        bf16_pack_right(pack, f->v_by_dim, over_keys, values, W, HS);
     }
     if (!is_backward || head->is_first) {
-        bf16_pack_right(pack, f->k_by_key, over_dims, keys_across, 0, 0, HS, W);
+        bf16_pack_right(pack, f->k_by_key, over_dims, keys_across, HS, W);
     }
     if (is_backward && head->is_first) {
-        bf16_pack_right(pack, f->k_by_dim, over_keys, keys, 0, 0, W, HS);
-        bf16_pack_right(pack, f->v_by_key, over_dims, values_across, 0, 0, HS, W);
+        bf16_pack_right(pack, f->k_by_dim, over_keys, keys, W, HS);
+        bf16_pack_right(pack, f->v_by_key, over_dims, values_across, HS, W);
     }
 }
 
@@ -525,30 +510,10 @@ static void attention_bf16_each_head_(const AttentionBf16Pass_* pass, AttentionB
     }
 }
 
-void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
-                                AttentionSizes sizes, AttentionBf16Scratch* scratch) {
-    const AttentionBf16Pass_ pass = {.sizes = sizes,
-                                     .starts = starts,
-                                     .qkv = qkv,
-                                     .kv = qkv + attention_queries_size(sizes),
-                                     .out = out,
-                                     .lse = lse,
-                                     .key_stride = (size_t)attention_qkv_size(sizes)};
-    assert(sizes.chunks.last == 0);
-    attention_bf16_each_head_(&pass, scratch, 1, attention_bf16_forward_head_);
-}
-
-void attention_bf16_gathered_forward_cpu(float* out, float* lse, const float* qkv, const float* kv,
-                                         const int* starts, AttentionSizes sizes,
-                                         AttentionBf16Scratch* scratch) {
-    const AttentionBf16Pass_ pass = {.sizes = sizes,
-                                     .starts = starts,
-                                     .qkv = qkv,
-                                     .kv = kv,
-                                     .out = out,
-                                     .lse = lse,
-                                     .key_stride = 2 * (size_t)attention_keys_size(sizes)};
-    attention_bf16_each_head_(&pass, scratch, 1, attention_bf16_forward_head_);
+void attention_bf16_forward_cpu(const AttentionPass* pass, AttentionBf16Scratch* scratch) {
+    const AttentionBf16Pass_ all = {.sizes = pass->sizes, .fp32 = pass};
+    assert(pass->kv || pass->sizes.chunks.last == 0);
+    attention_bf16_each_head_(&all, scratch, 1, attention_bf16_forward_head_);
 }
 
 // A block of queries.
@@ -684,10 +649,10 @@ static void attention_bf16_pack_dout_(const AttentionBf16Head_* head, AttentionQ
     const size_t Q = (size_t)head->Q;
     const float* dout = head->dout + q.row * Q;
     const Matrix by_query = {dout, Q, 1}, by_dim = {dout, 1, Q};
-    bf16_pack_left(head->kernel->pack, head->s.dout, attention_bf16_over_dims_(&head->f, 1, 0), by_query, 0,
-                   0, q.count, head->HS);
+    bf16_pack_left(head->kernel->pack, head->s.dout, attention_bf16_over_dims_(&head->f, 1, 0), by_query,
+                   q.count, head->HS);
     bf16_pack_left(head->kernel->pack, head->s.dout_by_dim, (size_t)ATTENTION_BF16_TILES * BF16_STEP_PAIRS,
-                   by_dim, 0, 0, head->HS, q.count);
+                   by_dim, head->HS, q.count);
 }
 
 // A square of dqkv: tile t of the tokens, columns of the tile of dimensions that starts at col, d
@@ -721,9 +686,11 @@ static void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float
     const AttentionBf16Pass_* pass = head->pass;
     const int is_key = of.across, T = is_key ? attention_keys(pass->sizes) : head->T, t = of.t * BF16_TILE,
               rows = int_min(BF16_TILE, T - t), cols = int_min(BF16_TILE, head->HS - of.d);
-    const size_t stride = is_key ? pass->key_stride : (size_t)attention_qkv_size(pass->sizes),
+    const size_t stride =
+                     is_key ? attention_pass_key_stride(pass->fp32) : (size_t)attention_qkv_size(pass->sizes),
                  token = (size_t)head->b * T + t;
-    float* to = (is_key ? pass->dkv - head->Q : pass->dqkv) + token * stride + of.col;
+    float* to = (is_key ? attention_pass_dkeys(pass->fp32, pass->d) - head->Q : pass->d->dqkv) +
+                token * stride + of.col;
     if (rows == BF16_TILE && cols == BF16_TILE) {
         attention_bf16_copy_(to, stride, square, of.across);
     } else {
@@ -738,9 +705,9 @@ static void attention_bf16_set_packed_(const AttentionBf16Head_* head, const flo
                                        AttentionBf16Square_ of) {
     const int tokens = head->pass->sizes.B * head->T, channels = attention_qkv_size(head->pass->sizes);
     const int row = head->b * head->T / BF16_TILE + of.t, col = of.col / BF16_TILE;
-    uint32_t *by_token = head->pass->packed_gradient + row * matmul_bf16_pairs(1, channels) +
+    uint32_t *by_token = head->pass->packed_gradient.packed + row * matmul_bf16_pairs(1, channels) +
                          (size_t)col * BF16_STEP_PAIRS,
-             *by_channel = head->pass->packed_gradient + matmul_bf16_pairs(tokens, channels) +
+             *by_channel = head->pass->packed_gradient.packed + matmul_bf16_pairs(tokens, channels) +
                            col * matmul_bf16_pairs(1, tokens) + (size_t)row * BF16_STEP_PAIRS;
     const Bf16TilePacked to = {of.across ? by_channel : by_token, of.across ? by_token : by_channel, NULL,
                                NULL};
@@ -751,7 +718,7 @@ static void attention_bf16_set_packed_(const AttentionBf16Head_* head, const flo
 static void attention_bf16_turn_back_(const AttentionBf16Head_* head, float* square,
                                       AttentionBf16Square_ of) {
     for (int i = 0; i < BF16_TILE; i++) {
-        const float* angles = rope_at(head->pass->rope, of.t * BF16_TILE + i) + of.d;
+        const float* angles = rope_at(head->pass->packed_gradient.rope, of.t * BF16_TILE + i) + of.d;
         if (!of.across) {
             rope_turn_back(square + i * BF16_TILE, angles, BF16_TILE);
             continue;
@@ -771,10 +738,10 @@ static void attention_bf16_set_(const AttentionBf16Head_* head, float* square, A
     for (int i = 0; i < ATTENTION_BF16_SQUARE_; i += LANES) {
         vec_store(square + i, vec_load(square + i) * of.scale);
     }
-    if (head->pass->rope.table && of.col < attention_query_key_size(head->pass->sizes)) {
+    if (head->pass->packed_gradient.rope.table && of.col < attention_query_key_size(head->pass->sizes)) {
         attention_bf16_turn_back_(head, square, of);
     }
-    if (head->pass->packed_gradient) {
+    if (head->pass->packed_gradient.packed) {
         attention_bf16_set_packed_(head, square, of);
     } else {
         attention_bf16_set_rows_(head, square, of);
@@ -783,7 +750,7 @@ static void attention_bf16_set_(const AttentionBf16Head_* head, float* square, A
 
 // Returns the sums of dqkv over the tokens of a sequence, from column `col` on.
 static float* attention_bf16_sums_(const AttentionBf16Head_* head, int col) {
-    return head->pass->sums + (size_t)head->b * attention_qkv_size(head->pass->sizes) + col;
+    return head->pass->packed_gradient.sums + (size_t)head->b * attention_qkv_size(head->pass->sizes) + col;
 }
 
 // Sets dq of tile t of the tokens. Tile 0 sets its sums, the others add to them.
@@ -792,7 +759,7 @@ static void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* s
         float* square = squares + d * ATTENTION_BF16_SQUARE_;
         const AttentionBf16Square_ of = {t, head->q + d * BF16_TILE, d * BF16_TILE, 0, head->scale};
         attention_bf16_set_(head, square, of);
-        for (int j = 0; j < BF16_TILE && head->pass->packed_gradient; j += LANES) {
+        for (int j = 0; j < BF16_TILE && head->pass->packed_gradient.packed; j += LANES) {
             float* sums = attention_bf16_sums_(head, of.col + j);
             Vec sum = t == 0 ? vec_all(0.0f) : vec_load(sums);
             for (int i = 0; i < BF16_TILE; i++) {
@@ -818,7 +785,7 @@ static void attention_bf16_set_keys_(const AttentionBf16Head_* head, int col, fl
                 }
             }
         }
-        for (int i = 0; i < BF16_TILE && head->pass->packed_gradient; i++) {
+        for (int i = 0; i < BF16_TILE && head->pass->packed_gradient.packed; i++) {
             attention_bf16_sums_(head, col + d * BF16_TILE)[i] = vec_hsum(sums[i]);
         }
     }
@@ -866,41 +833,11 @@ static void attention_bf16_backward_head_(const AttentionBf16Head_* head) {
     }
 }
 
-void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                                 const float* lse, const int* starts, AttentionSizes sizes,
+void attention_bf16_backward_cpu(const AttentionGradients* d, const AttentionPass* pass,
                                  AttentionBf16Scratch* scratch) {
-    const int Q = attention_queries_size(sizes);
-    // out and lse are only read
-    const AttentionBf16Pass_ pass = {.sizes = sizes,
-                                     .starts = starts,
-                                     .qkv = qkv,
-                                     .kv = qkv + Q,
-                                     .dout = dout,
-                                     .out = (float*)out,
-                                     .lse = (float*)lse,
-                                     .dqkv = dqkv,
-                                     .dkv = dqkv + Q,
-                                     .key_stride = (size_t)attention_qkv_size(sizes)};
-    assert(sizes.chunks.last == 0);
-    attention_bf16_each_head_(&pass, scratch, attention_group(sizes), attention_bf16_backward_head_);
-}
-
-void attention_bf16_gathered_backward_cpu(float* dqkv, float* dkv, const float* dout, const float* qkv,
-                                          const float* kv, const float* out, const float* lse,
-                                          const int* starts, AttentionSizes sizes,
-                                          AttentionBf16Scratch* scratch) {
-    // out and lse are only read
-    const AttentionBf16Pass_ pass = {.sizes = sizes,
-                                     .starts = starts,
-                                     .qkv = qkv,
-                                     .kv = kv,
-                                     .dout = dout,
-                                     .out = (float*)out,
-                                     .lse = (float*)lse,
-                                     .dqkv = dqkv,
-                                     .dkv = dkv,
-                                     .key_stride = 2 * (size_t)attention_keys_size(sizes)};
-    attention_bf16_each_head_(&pass, scratch, attention_group(sizes), attention_bf16_backward_head_);
+    const AttentionBf16Pass_ all = {.sizes = pass->sizes, .fp32 = pass, .d = d};
+    assert(pass->kv || pass->sizes.chunks.last == 0);
+    attention_bf16_each_head_(&all, scratch, attention_group(pass->sizes), attention_bf16_backward_head_);
 }
 
 void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile, int row, int col,
@@ -917,26 +854,17 @@ void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const floa
     kernel->pack_tile(is_query ? &q : is_key ? &k : &v, tile);
 }
 
-void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv, const int* starts,
-                                       AttentionSizes sizes, AttentionBf16Scratch* scratch) {
-    const AttentionBf16Pass_ pass = {.sizes = sizes, .starts = starts, .packed = qkv, .out = out, .lse = lse};
-    attention_bf16_each_head_(&pass, scratch, 1, attention_bf16_forward_head_);
+void attention_bf16_packed_forward_cpu(const uint32_t* qkv, const AttentionPass* pass,
+                                       AttentionBf16Scratch* scratch) {
+    const AttentionBf16Pass_ all = {.sizes = pass->sizes, .fp32 = pass, .packed = qkv};
+    attention_bf16_each_head_(&all, scratch, 1, attention_bf16_forward_head_);
 }
 
 void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout, const uint32_t* qkv,
-                                        const float* out, const float* lse, const int* starts,
-                                        AttentionSizes sizes, AttentionBf16Scratch* scratch) {
-    // out and lse are only read
-    const AttentionBf16Pass_ pass = {.sizes = sizes,
-                                     .starts = starts,
-                                     .packed = qkv,
-                                     .dout = dout,
-                                     .out = (float*)out,
-                                     .lse = (float*)lse,
-                                     .packed_gradient = dqkv.packed,
-                                     .sums = dqkv.sums,
-                                     .rope = dqkv.rope};
-    attention_bf16_each_head_(&pass, scratch, attention_group(sizes), attention_bf16_backward_head_);
+                                        const AttentionPass* pass, AttentionBf16Scratch* scratch) {
+    const AttentionGradients d = {dout, NULL, NULL};
+    const AttentionBf16Pass_ all = {pass->sizes, pass, &d, qkv, dqkv};
+    attention_bf16_each_head_(&all, scratch, attention_group(pass->sizes), attention_bf16_backward_head_);
 }
 
 #endif // ATTENTION_BF16_IMPLEMENTATION

@@ -23,9 +23,9 @@ a z-loss, 1 + 2 z_loss lse is a factor of g, and of e[target] / sum.
 The shift is roughly the target's logit, so the sum is at least 1. If it is too far below the
 largest logit for fp32, the largest logit is the shift.
 
-If the vocabulary is cut into slices (part.h), all have the same shifts; sums are added up in the
-order of the slices. Each slice has its own dinp, which the caller adds up, and its own dwte. A
-slice reads no word but its own, so the bits do not depend on who has it.
+If tensor ranks cut the vocabulary (part.h), each has a slice of it: wte, dwte and dinp, which the
+caller adds up over the ranks. All have the same shifts; sums are added up in the order of the
+ranks.
 
 Until all sums are complete, e waits: either a few hundred tokens of it in memory that the caller
 lends, or, if dwte is to be set and N is small, all of it in the memory of dwte, because a word's
@@ -50,17 +50,16 @@ extern "C" {
 #endif
 
 enum {
-    CROSS_ENTROPY_BF16_WORDS = 2048, // words of a chunk
-    // words that one thread processes at a time
+    CROSS_ENTROPY_BF16_WORDS = 2048, // vocabulary rows of a chunk
+    // vocabulary rows that one thread processes at a time
     CROSS_ENTROPY_BF16_GROUP = MATMUL_BF16_PART_PANELS * BF16_TILE,
     CROSS_ENTROPY_BF16_GROUPS = CROSS_ENTROPY_BF16_WORDS / CROSS_ENTROPY_BF16_GROUP
 };
 
 typedef struct {
-    int tokens, words;        // tokens and words processed at a time, at most
+    int tokens, words;        // tokens and vocabulary rows processed at a time, at most
     int lent;                 // tokens that the memory lent to cross_entropy_bf16_open has room for
-    size_t lent_slice;        // pairs of it from a slice to the next one
-    uint32_t *inp, *e;        // left, tokens over channels; left, tokens over the words of a chunk
+    uint32_t *inp, *e;        // left, tokens over channels, and over the rows of a chunk
     uint32_t* inp_by_channel; // right, channels over tokens
     uint32_t* memory;
     float* scaled; // (tokens, C): g inp
@@ -70,8 +69,8 @@ typedef struct {
     float* shift;     // (tokens)
     float* sum;       // (tokens): of e in all slices, then g
     float* target;    // (tokens): the target's logit, then its dlogits
-    float* of_slices; // (slices, tokens) parts of sum, or of one of the others
-    float* targets;   // (slices, tokens) parts of target
+    float* of_slices; // (ranks, tokens) parts of sum, or of one of the others
+    float* targets;   // (ranks, tokens) parts of target
 } CrossEntropyBf16Scratch;
 
 // ---- memory ----
@@ -88,38 +87,30 @@ static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
     return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
 }
 
-// Allocates scratch for batches of up to N tokens, and words in `slices` slices of Vp. The caller
-// owns `logits` (its slices, cross_entropy_bf16_rows(lent), Vp), and may use them between passes.
-// Each of its slices is at a multiple of 64 bytes, as packed data is.
+// Allocates scratch for batches of up to N tokens, and slices of Vp words in each of `ranks`. The
+// caller owns `logits` (cross_entropy_bf16_rows(lent), Vp), at a multiple of 64 bytes, as packed
+// data is, and may use them between passes.
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
-                             int Vp, int slices);
+                             int Vp, int ranks);
 
 // ---- the classifier ----
 
-// Slices of the words: a process has `count` of `of`, from number `first` on; `group` has all.
-typedef struct {
-    int first, count, of;
-    size_t stride; // from wte, or dwte, of a slice to the next one's
-    Group* group;
-} CrossEntropyBf16Slices;
-
-// Inputs of the classifier: wte of the first slice in fp32 and packed for both passes, the rest as
-// in cross_entropy.h.
+// Inputs of the classifier: wte in fp32 and packed for both passes, the rest as in cross_entropy.h.
 typedef struct {
     const float *inp, *wte; // (N, C), (Vp, C)
     const uint32_t *wte_forward, *wte_backward;
     const int* target;     // (N)
-    int N, C, V, Vp;       // V words of the whole vocabulary; Vp of a slice
+    int N, C, V, Vp;       // V rows of the whole vocabulary; Vp of this rank's slice
     float softcap, z_loss; // 0: none
-    CrossEntropyBf16Slices slices;
+    Group* group;          // ranks that cut the vocabulary
 } CrossEntropyBf16;
 
 // Sets loss (N). Collective, as the next one.
 void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
                                    MatmulBf16Scratch* matmul);
 
-// Sets loss (N) and dinp (slices, N, C); sets or adds to dwte (Vp, C) of each slice, which may be
-// NULL. `scale` as in cross_entropy.h.
+// Sets loss (N) and dinp (N, C); sets or adds to dwte (Vp, C), which may be NULL. `scale` as in
+// cross_entropy.h.
 void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, const CrossEntropyBf16* of,
                                       float scale, GradientMode mode, CrossEntropyBf16Scratch* s,
                                       MatmulBf16Scratch* matmul);
@@ -138,7 +129,7 @@ void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, con
 
 // Sets the pointers into `memory`; returns the total of floats and pairs.
 static size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint32_t* memory, int tokens, int C,
-                                        int Vp, int slices) {
+                                        int Vp, int ranks) {
     const size_t all = (size_t)int_round_up(tokens, BF16_TILE);
     s->tokens = (int)all;
     s->words = int_min(CROSS_ENTROPY_BF16_WORDS, int_round_up(Vp, BF16_TILE));
@@ -151,27 +142,26 @@ static size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint32_t* me
     s->sum = s->shift + all;
     s->target = s->sum + all;
     s->of_slices = s->target + all;
-    s->targets = s->of_slices + all * slices;
-    return (size_t)(s->targets + all * slices - (float*)(void*)memory);
+    s->targets = s->of_slices + all * ranks;
+    return (size_t)(s->targets + all * ranks - (float*)(void*)memory);
 }
 
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
-                             int Vp, int slices) {
+                             int Vp, int ranks) {
     const int tokens = cross_entropy_bf16_tokens(lent, N, C);
     uint32_t* somewhere = (uint32_t*)(void*)s;
-    const size_t words = cross_entropy_bf16_place_(s, somewhere, tokens, C, Vp, slices);
+    const size_t words = cross_entropy_bf16_place_(s, somewhere, tokens, C, Vp, ranks);
     void* scratch =
         memory_take_unset(memory, "scratch: cross-entropy", MEMORY_DEVICE, words * sizeof(uint32_t));
     if (scratch) {
-        cross_entropy_bf16_place_(s, (uint32_t*)scratch, tokens, C, Vp, slices);
+        cross_entropy_bf16_place_(s, (uint32_t*)scratch, tokens, C, Vp, ranks);
     }
     s->lent = lent;
-    s->lent_slice = cross_entropy_bf16_rows(lent, Vp) * (size_t)Vp;
     s->memory = (uint32_t*)logits;
-    assert((uintptr_t)logits % 64 == 0 && (slices == 1 || s->lent_slice % BF16_LINE_PAIRS == 0));
+    assert((uintptr_t)logits % 64 == 0);
 }
 
-// Some of the tokens; the words of a slice, and a chunk of these.
+// Some of the tokens; a chunk of the vocabulary rows.
 typedef struct {
     const CrossEntropyBf16* of;
     CrossEntropyBf16Scratch* s;
@@ -179,48 +169,30 @@ typedef struct {
     const int* target;
     int tokens;
     Bf16PackTile pack;   // packs e; NULL: only its sums are wanted
-    uint32_t* e_by_word; // left, all words over tokens
-    size_t word_tile;    // pairs from a tile of words to the next one's
-    size_t word_slice;   // pairs from a slice to the next one's
-    int slice, from;     // number of the slice, its first word
-    int V;               // words that are no padding
-    const float* wte;
-    const uint32_t *wte_forward, *wte_backward;
-    int first, words; // first: the first word of the chunk, in its slice; words: their number
+    uint32_t* e_by_word; // left, all vocabulary rows over tokens
+    size_t word_tile;    // pairs from a tile of vocabulary rows to the next one's
+    int from, V;         // first row of this rank's slice; its rows that are no padding
+    int first, words;    // first vocabulary row of the chunk, in its slice; number of rows
 } CrossEntropyBf16Chunk_;
 
-// Returns the chunk in slice i of this process.
-static CrossEntropyBf16Chunk_ cross_entropy_bf16_slice_(const CrossEntropyBf16Chunk_* chunk, int i) {
-    const CrossEntropyBf16* of = chunk->of;
-    CrossEntropyBf16Chunk_ c = *chunk;
-    c.slice = of->slices.first + i;
-    c.from = c.slice * of->Vp;
-    c.V = int_max(0, int_min(of->V - c.from, of->Vp));
-    c.wte = of->wte + i * of->slices.stride;
-    c.wte_forward = of->wte_forward + i * matmul_bf16_pairs(of->Vp, of->C);
-    c.wte_backward = of->wte_backward + i * matmul_bf16_pairs(of->C, of->Vp);
-    c.e_by_word = chunk->e_by_word + i * chunk->word_slice;
-    return c;
-}
-
-// Returns the parts (tokens) of a slice.
+// Returns the parts (tokens) of this rank.
 static float* cross_entropy_bf16_part_(const CrossEntropyBf16Chunk_* chunk, float* parts) {
-    return parts + (size_t)chunk->slice * chunk->tokens;
+    return parts + (size_t)chunk->of->group->rank * chunk->tokens;
 }
 
-// Sets `all` (tokens) to the sums of all parts, slice after slice, or to the largest parts.
+// Sets `all` (tokens) to the sums of all parts, rank after rank, or to the largest parts.
 // Collective.
 static void cross_entropy_bf16_combine_(float* all, float* parts, const CrossEntropyBf16Chunk_* chunk,
                                         int is_max) {
-    const CrossEntropyBf16Slices s = chunk->of->slices;
+    Group* group = chunk->of->group;
     const size_t tokens = (size_t)chunk->tokens;
-    if (s.group->size > 1) {
-        group_all_gather_cpu(parts, parts + s.first * tokens, s.count * tokens, s.group);
+    if (group->size > 1) {
+        group_all_gather_cpu(parts, cross_entropy_bf16_part_(chunk, parts), tokens, group);
     }
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
         float x = parts[t];
-        for (int i = 1; i < s.of; i++) {
+        for (int i = 1; i < group->size; i++) {
             const float part = parts[i * tokens + t];
             x = is_max ? fmaxf(x, part) : x + part;
         }
@@ -234,7 +206,7 @@ static int cross_entropy_bf16_target_(const CrossEntropyBf16Chunk_* chunk, int t
     return chunk->target[t] != NO_TARGET && 0 <= word && word < chunk->V ? word : -1;
 }
 
-// Returns the number of words of a tile that are not padding.
+// Returns the number of vocabulary rows of a tile that are not padding.
 static int cross_entropy_bf16_words_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
     return int_max(0, int_min(tile->cols, chunk->V - chunk->first - tile->col));
 }
@@ -318,11 +290,11 @@ static void cross_entropy_bf16_max_tile_(const void* of, int begin, int end) {
     }
 }
 
-// Computes the logits (tokens, words) of a chunk, and passes them to `finish`.
+// Computes the logits of a chunk (its tokens by its vocabulary rows), and passes them to `finish`.
 static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16Finish finish,
                                        MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
-    const uint32_t* wte = chunk->wte_forward + matmul_bf16_pairs(chunk->first, C);
+    const uint32_t* wte = chunk->of->wte_forward + matmul_bf16_pairs(chunk->first, C);
     MatmulBf16 m = matmul_bf16_of(NULL, matmul_bf16_packed(chunk->s->inp, C), matmul_bf16_packed(wte, C),
                                   chunk->tokens, chunk->words, C);
     m.finish = finish;
@@ -330,12 +302,12 @@ static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16
     matmul_bf16_product_cpu(m, matmul);
 }
 
-// Sets or adds to dinp (tokens, C) e wte of the words of a chunk.
+// Sets or adds to dinp (tokens, C) e wte, of the vocabulary rows of a chunk.
 static void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
                                       MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
-    MatmulBf16Factor wte = matmul_bf16_packed(chunk->wte_backward, chunk->of->Vp);
-    wte.packed += matmul_bf16_pairs(1, chunk->first); // values of k from this word on
+    MatmulBf16Factor wte = matmul_bf16_packed(chunk->of->wte_backward, chunk->of->Vp);
+    wte.packed += matmul_bf16_pairs(1, chunk->first); // values of k from this row on
     MatmulBf16 m = matmul_bf16_of(dinp, matmul_bf16_packed(chunk->s->e, chunk->words), wte, chunk->tokens, C,
                                   chunk->words);
     m.mode = chunk->first == 0 ? GRADIENT_SET : GRADIENT_ADD;
@@ -375,7 +347,7 @@ static void cross_entropy_bf16_shift_(const CrossEntropyBf16Chunk_* chunk) {
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
         const int target = cross_entropy_bf16_target_(chunk, t);
-        const float *x = chunk->inp + (size_t)t * C, *w = chunk->wte + (size_t)int_max(target, 0) * C;
+        const float *x = chunk->inp + (size_t)t * C, *w = chunk->of->wte + (size_t)int_max(target, 0) * C;
         shift[t] = target < 0 ? 0 : cross_entropy_cap(vec_dot(x, w, C), chunk->of->softcap) * LOG2_E;
     }
 }
@@ -385,10 +357,7 @@ static void cross_entropy_bf16_begin_(const CrossEntropyBf16Chunk_* chunk, Matmu
     const int C = chunk->of->C;
     const Matrix inp = {chunk->inp, (size_t)C, 1};
     matmul_bf16_pack_left(matmul->kernel.pack, chunk->s->inp, inp, chunk->tokens, C);
-    for (int i = 0; i < chunk->of->slices.count; i++) {
-        const CrossEntropyBf16Chunk_ slice = cross_entropy_bf16_slice_(chunk, i);
-        cross_entropy_bf16_shift_(&slice);
-    }
+    cross_entropy_bf16_shift_(chunk);
     cross_entropy_bf16_combine_(chunk->s->shift, chunk->s->of_slices, chunk, 0);
 }
 
@@ -406,18 +375,15 @@ static int cross_entropy_bf16_overflows_(const CrossEntropyBf16Chunk_* chunk) {
 // Sets the shifts to the largest logits.
 static void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_* chunk, MatmulBf16Scratch* matmul) {
     CrossEntropyBf16Scratch* s = chunk->s;
-    for (int i = 0; i < chunk->of->slices.count; i++) {
-        const CrossEntropyBf16Chunk_ slice = cross_entropy_bf16_slice_(chunk, i);
-        float* largest = cross_entropy_bf16_part_(&slice, s->of_slices);
-        cross_entropy_bf16_pass_(NULL, slice, cross_entropy_bf16_max_tile_, -INFINITY, matmul);
+    float* largest = cross_entropy_bf16_part_(chunk, s->of_slices);
+    cross_entropy_bf16_pass_(NULL, *chunk, cross_entropy_bf16_max_tile_, -INFINITY, matmul);
 #pragma omp parallel for schedule(static)
-        for (int t = 0; t < chunk->tokens; t++) {
-            float max = -INFINITY;
-            for (int g = 0; g < CROSS_ENTROPY_BF16_GROUPS; g++) {
-                max = fmaxf(max, vec_hmax(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES)));
-            }
-            largest[t] = max;
+    for (int t = 0; t < chunk->tokens; t++) {
+        float max = -INFINITY;
+        for (int g = 0; g < CROSS_ENTROPY_BF16_GROUPS; g++) {
+            max = fmaxf(max, vec_hmax(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES)));
         }
+        largest[t] = max;
     }
     cross_entropy_bf16_combine_(s->shift, s->of_slices, chunk, 1);
     for (int t = 0; t < chunk->tokens; t++) {
@@ -425,26 +391,20 @@ static void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_* chunk
     }
 }
 
-// Sets s->sum, of e over all slices, and dinp of each slice, unless NULL, to e wte.
+// Sets s->sum, of e over the whole vocabulary, and dinp, unless NULL, to e wte.
 static void cross_entropy_bf16_exp_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
                                     MatmulBf16Scratch* matmul) {
     CrossEntropyBf16Scratch* s = chunk->s;
-    const size_t slice_size = (size_t)chunk->of->N * chunk->of->C;
-    memset(s->targets, 0, (size_t)chunk->of->slices.of * chunk->tokens * sizeof(float));
-    for (int i = 0; i < chunk->of->slices.count; i++) {
-        const CrossEntropyBf16Chunk_ slice = cross_entropy_bf16_slice_(chunk, i);
-        float* sum = cross_entropy_bf16_part_(&slice, s->of_slices);
-        cross_entropy_bf16_pass_(dinp ? dinp + i * slice_size : NULL, slice, cross_entropy_bf16_exp_tile_, 0,
-                                 matmul);
-        for (int t = 0; t < chunk->tokens; t++) {
-            sum[t] = cross_entropy_bf16_total_(s, t);
-        }
+    float* sum = cross_entropy_bf16_part_(chunk, s->of_slices);
+    memset(s->targets, 0, (size_t)chunk->of->group->size * chunk->tokens * sizeof(float));
+    cross_entropy_bf16_pass_(dinp, *chunk, cross_entropy_bf16_exp_tile_, 0, matmul);
+    for (int t = 0; t < chunk->tokens; t++) {
+        sum[t] = cross_entropy_bf16_total_(s, t);
     }
     cross_entropy_bf16_combine_(s->sum, s->of_slices, chunk, 0);
 }
 
-// Sets loss (tokens), and dinp (tokens, C) of each slice, unless NULL, to e wte, before the factor
-// g.
+// Sets loss (tokens), and dinp (tokens, C), unless NULL, to e wte, before the factor g.
 static void cross_entropy_bf16_losses_(float* loss, float* dinp, const CrossEntropyBf16Chunk_* chunk,
                                        MatmulBf16Scratch* matmul) {
     const CrossEntropyBf16Scratch* s = chunk->s;
@@ -482,13 +442,13 @@ static void cross_entropy_bf16_factors_(const CrossEntropyBf16Chunk_* chunk, flo
     }
 }
 
-// Turns dinp of a slice into its gradient.
+// Turns dinp into its gradient.
 static void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_* chunk) {
     const int C = chunk->of->C;
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
         const int target = cross_entropy_bf16_target_(chunk, t), counts = chunk->target[t] != NO_TARGET;
-        const float *w = chunk->wte + (size_t)int_max(target, 0) * C, g = chunk->s->sum[t],
+        const float *w = chunk->of->wte + (size_t)int_max(target, 0) * C, g = chunk->s->sum[t],
                     d = target < 0 ? 0 : chunk->s->target[t];
         float* dx = dinp + (size_t)t * C;
         for (int c = 0; c < C; c++) {
@@ -514,7 +474,7 @@ static void cross_entropy_bf16_add_targets_(float* dwte, const CrossEntropyBf16C
     }
 }
 
-// Sets or adds to dwte of a slice, from g inp in s->inp_by_channel.
+// Sets or adds to dwte, from g inp in s->inp_by_channel.
 static void cross_entropy_bf16_weight_(float* dwte, const CrossEntropyBf16Chunk_* chunk, GradientMode mode,
                                        MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C, tokens = chunk->tokens;
@@ -531,7 +491,7 @@ static void cross_entropy_bf16_weight_(float* dwte, const CrossEntropyBf16Chunk_
 static CrossEntropyBf16Chunk_ cross_entropy_bf16_from_(const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
                                                        int n, int most) {
     const int parts = int_ceil_div(of->N, most), step = int_round_up(int_ceil_div(of->N, parts), BF16_TILE);
-    const int tokens = int_min(step, of->N - n);
+    const int tokens = int_min(step, of->N - n), from = of->group->rank * of->Vp;
     return (CrossEntropyBf16Chunk_){.of = of,
                                     .s = s,
                                     .inp = of->inp + (size_t)n * of->C,
@@ -539,7 +499,8 @@ static CrossEntropyBf16Chunk_ cross_entropy_bf16_from_(const CrossEntropyBf16* o
                                     .tokens = tokens,
                                     .e_by_word = s->memory,
                                     .word_tile = matmul_bf16_pairs(1, tokens),
-                                    .word_slice = s->lent_slice};
+                                    .from = from,
+                                    .V = int_max(0, int_min(of->V - from, of->Vp))};
 }
 
 void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
@@ -556,11 +517,10 @@ void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, Cros
 static int cross_entropy_bf16_waits_in_(const float* dwte, const CrossEntropyBf16* of, GradientMode mode,
                                         const CrossEntropyBf16Scratch* s) {
     return dwte && mode == GRADIENT_SET && s->lent < of->N && of->N <= s->tokens && of->Vp % BF16_TILE == 0 &&
-           matmul_bf16_pairs(1, of->N) <= (size_t)BF16_TILE * of->C && (uintptr_t)dwte % 64 == 0 &&
-           of->slices.stride % 16 == 0;
+           matmul_bf16_pairs(1, of->N) <= (size_t)BF16_TILE * of->C && (uintptr_t)dwte % 64 == 0;
 }
 
-// Turns what the losses have left into the gradients of each slice; dwte may be NULL.
+// Turns what the losses have left into the gradients; dwte may be NULL.
 static void cross_entropy_bf16_end_(float* dinp, float* dwte, const CrossEntropyBf16Chunk_* chunk,
                                     float scale, GradientMode mode, MatmulBf16Scratch* matmul) {
     const CrossEntropyBf16* of = chunk->of;
@@ -569,12 +529,9 @@ static void cross_entropy_bf16_end_(float* dinp, float* dwte, const CrossEntropy
     if (dwte) {
         matmul_bf16_pack(matmul->kernel.pack, chunk->s->inp_by_channel, scaled, chunk->tokens, of->C);
     }
-    for (int i = 0; i < of->slices.count; i++) {
-        const CrossEntropyBf16Chunk_ slice = cross_entropy_bf16_slice_(chunk, i);
-        cross_entropy_bf16_divide_(dinp + (size_t)i * of->N * of->C, &slice);
-        if (dwte) {
-            cross_entropy_bf16_weight_(dwte + i * of->slices.stride, &slice, mode, matmul);
-        }
+    cross_entropy_bf16_divide_(dinp, chunk);
+    if (dwte) {
+        cross_entropy_bf16_weight_(dwte, chunk, mode, matmul);
     }
 }
 
@@ -588,7 +545,6 @@ void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, con
         if (waits_in_dwte) {
             chunk.e_by_word = (uint32_t*)(void*)dwte;
             chunk.word_tile = (size_t)BF16_TILE * of->C;
-            chunk.word_slice = of->slices.stride;
         }
         cross_entropy_bf16_losses_(loss + n, dinp + (size_t)n * of->C, &chunk, matmul);
         cross_entropy_bf16_end_(dinp + (size_t)n * of->C, dwte, &chunk, scale, n == 0 ? mode : GRADIENT_ADD,

@@ -155,16 +155,16 @@ static inline Matrix matmul_bf16_backward_weight(const float* weight, int C) {
 }
 
 // Sets out (N, OC).
-void matmul_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias, int N,
-                             int C, int OC, MatmulBf16Scratch* scratch);
+void matmul_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias,
+                             MatmulSizes sizes, MatmulBf16Scratch* scratch);
 
 // Sets dinp (N, C).
-void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed, int N, int C,
-                                    int OC, MatmulBf16Scratch* scratch);
+void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed, MatmulSizes sizes,
+                                    MatmulBf16Scratch* scratch);
 
 // Sets or adds to dweight (OC, C), and to dbias (OC), the sums of dout over N, which may be NULL.
-void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout, const float* inp, int N,
-                                     int C, int OC, GradientMode mode, MatmulBf16Scratch* scratch);
+void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout, const float* inp,
+                                     MatmulSizes sizes, GradientMode mode, MatmulBf16Scratch* scratch);
 
 #ifdef __cplusplus
 }
@@ -242,16 +242,15 @@ static MatmulBf16Piece_ matmul_bf16_piece_(int k_contiguous) {
                         : (MatmulBf16Piece_){MATMUL_BF16_PACKED, 2 * BF16_STEP};
 }
 
-// Packs columns [j0, j1) of a right factor, and k values from k0 on; threads share the work.
-static void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix right, int j0, int j1, int k0,
-                                     int k) {
+// Packs `cols` columns of a right factor and k values of k; threads share the work.
+static void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix right, int k, int cols) {
     const MatmulBf16Piece_ piece = matmul_bf16_piece_(right.col != 1);
 #pragma omp for schedule(static) collapse(2)
-    for (int j = j0; j < j1; j += piece.lines) {
+    for (int j = 0; j < cols; j += piece.lines) {
         for (int p = 0; p < k; p += piece.k) {
-            bf16_pack_right(pack, to + matmul_bf16_pairs(j - j0, k) + matmul_bf16_pairs(1, p),
-                            matmul_bf16_pairs(1, k), right, k0 + p, j, int_min(piece.k, k - p),
-                            int_min(piece.lines, j1 - j));
+            bf16_pack_right(pack, to + matmul_bf16_pairs(j, k) + matmul_bf16_pairs(1, p),
+                            matmul_bf16_pairs(1, k), matrix_at(right, p, j), int_min(piece.k, k - p),
+                            int_min(piece.lines, cols - j));
         }
     }
 }
@@ -274,20 +273,20 @@ static void matmul_bf16_sum_lines_(float* sums, const float* from, size_t stride
     }
 }
 
-// Packs rows [i0, i1) of a left factor, and k values from k0 on. `sums`, unless NULL, gets the sums
-// of the rows over each piece of k (pieces, i1 - i0); k is not contiguous then.
-static void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int i0, int i1, int k0, int k,
-                                   float* sums) {
+// Packs `rows` rows of a left factor and k values of k. `sums`, unless NULL, gets the sums of the
+// rows over each piece of k (pieces, rows); k is not contiguous then.
+static void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int rows, int k, float* sums) {
     const MatmulBf16Piece_ piece = matmul_bf16_piece_(left.col == 1);
 #pragma omp for schedule(static) collapse(2)
-    for (int i = i0; i < i1; i += piece.lines) {
+    for (int i = 0; i < rows; i += piece.lines) {
         for (int p = 0; p < k; p += piece.k) {
-            const int lines = int_min(piece.lines, i1 - i), values = int_min(piece.k, k - p);
-            bf16_pack_left(pack, to + matmul_bf16_pairs(i - i0, k) + matmul_bf16_pairs(1, p),
-                           matmul_bf16_pairs(1, k), left, i, k0 + p, lines, values);
+            const int lines = int_min(piece.lines, rows - i), values = int_min(piece.k, k - p);
+            const Matrix from = matrix_at(left, i, p);
+            bf16_pack_left(pack, to + matmul_bf16_pairs(i, k) + matmul_bf16_pairs(1, p),
+                           matmul_bf16_pairs(1, k), from, lines, values);
             if (sums) { // while the piece is in a cache
-                matmul_bf16_sum_lines_(sums + (size_t)(p / piece.k) * (i1 - i0) + (i - i0),
-                                       left.data + (k0 + p) * left.col + i, left.col, lines, values);
+                matmul_bf16_sum_lines_(sums + (size_t)(p / piece.k) * rows + i, from.data, left.col, lines,
+                                       values);
             }
         }
     }
@@ -295,12 +294,12 @@ static void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int
 
 void matmul_bf16_pack(Bf16Pack pack, uint32_t* to, Matrix right, int K, int N) {
 #pragma omp parallel
-    matmul_bf16_pack_panels_(pack, to, right, 0, N, 0, K);
+    matmul_bf16_pack_panels_(pack, to, right, K, N);
 }
 
 void matmul_bf16_pack_left(Bf16Pack pack, uint32_t* to, Matrix left, int M, int K) {
 #pragma omp parallel
-    matmul_bf16_pack_rows_(pack, to, left, 0, M, 0, K, NULL);
+    matmul_bf16_pack_rows_(pack, to, left, M, K, NULL);
 }
 
 // Returns 1 if these are the last values of k, after which the sums are final.
@@ -566,8 +565,9 @@ static void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab, Matmul
         if (m->left.is_in_out) {
             matmul_bf16_copy_left_(m, slab, scratch->left);
         } else {
-            matmul_bf16_pack_rows_(scratch->kernel.pack, scratch->left, m->left.matrix, slab->i0, slab->i1,
-                                   slab->k0, slab->k, sums);
+            matmul_bf16_pack_rows_(scratch->kernel.pack, scratch->left,
+                                   matrix_at(m->left.matrix, slab->i0, slab->k0), slab->i1 - slab->i0,
+                                   slab->k, sums);
         }
     }
     if (sums) {
@@ -612,8 +612,8 @@ static void matmul_bf16_by_slabs_(const MatmulBf16* m, MatmulBf16Slab_ slab, int
         const int rows = matmul_bf16_rows_(m, slab.k, scratch);
         for (slab.j0 = 0; slab.j0 < m->N; slab.j0 += cols) {
             slab.j1 = int_min(slab.j0 + cols, m->N);
-            matmul_bf16_pack_panels_(scratch->kernel.pack, scratch->right, m->right.matrix, slab.j0, slab.j1,
-                                     slab.k0, slab.k);
+            matmul_bf16_pack_panels_(scratch->kernel.pack, scratch->right,
+                                     matrix_at(m->right.matrix, slab.k0, slab.j0), slab.k, slab.j1 - slab.j0);
             for (slab.i0 = 0; slab.i0 < m->M; slab.i0 += rows) {
                 slab.i1 = int_min(slab.i0 + rows, m->M);
                 matmul_bf16_slab_(m, &slab, scratch);
@@ -634,25 +634,27 @@ void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scratch) {
     }
 }
 
-void matmul_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias, int N,
-                             int C, int OC, MatmulBf16Scratch* scratch) {
-    const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
-    MatmulBf16 m = matmul_bf16_of(out, left, matmul_bf16_packed(packed, C), N, OC, C);
+void matmul_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias,
+                             MatmulSizes sizes, MatmulBf16Scratch* scratch) {
+    const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)sizes.C, 1}),
+                           right = matmul_bf16_packed(packed, sizes.C);
+    MatmulBf16 m = matmul_bf16_of(out, left, right, sizes.N, sizes.OC, sizes.C);
     m.bias = bias;
     matmul_bf16_product_cpu(m, scratch);
 }
 
-void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed, int N, int C,
-                                    int OC, MatmulBf16Scratch* scratch) {
-    const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, (size_t)OC, 1});
-    matmul_bf16_product_cpu(matmul_bf16_of(dinp, left, matmul_bf16_packed(packed, OC), N, C, OC), scratch);
+void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed, MatmulSizes sizes,
+                                    MatmulBf16Scratch* scratch) {
+    const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, (size_t)sizes.OC, 1}),
+                           right = matmul_bf16_packed(packed, sizes.OC);
+    matmul_bf16_product_cpu(matmul_bf16_of(dinp, left, right, sizes.N, sizes.C, sizes.OC), scratch);
 }
 
-void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout, const float* inp, int N,
-                                     int C, int OC, GradientMode mode, MatmulBf16Scratch* scratch) {
-    const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, 1, (size_t)OC}),
-                           right = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
-    MatmulBf16 m = matmul_bf16_of(dweight, left, right, OC, C, N);
+void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout, const float* inp,
+                                     MatmulSizes sizes, GradientMode mode, MatmulBf16Scratch* scratch) {
+    const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, 1, (size_t)sizes.OC}),
+                           right = matmul_bf16_matrix((Matrix){inp, (size_t)sizes.C, 1});
+    MatmulBf16 m = matmul_bf16_of(dweight, left, right, sizes.OC, sizes.C, sizes.N);
     m.row_sums = dbias;
     m.mode = mode;
     matmul_bf16_product_cpu(m, scratch);

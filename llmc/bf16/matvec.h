@@ -23,6 +23,8 @@ weight that matmul_bf16.h packs for its forward pass. Its runs consist of panels
 #include <stdint.h>
 #include <stddef.h>
 
+#include "llmc/ops/matmul.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -33,16 +35,16 @@ enum { MATVEC_STREAMS = 4 };
 static inline double matvec_bytes(double C, double OC) { return 4 * C * OC; }
 
 // Sets out (N, OC).
-void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
-                        int OC);
+void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
+                        MatmulSizes sizes);
 
 // ---- bf16 ----
 
 static inline double matvec_bf16_bytes(double C, double OC) { return 2 * C * OC; }
 
 // Sets out (N, OC).
-void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias, int N,
-                             int C, int OC);
+void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias,
+                             MatmulSizes sizes);
 
 #ifdef __cplusplus
 }
@@ -83,8 +85,9 @@ ALWAYS_INLINE void matvec_rows_(float* out, const float* inp, const float* weigh
     }
 }
 
-void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
-                        int OC) {
+void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
+                        MatmulSizes sizes) {
+    const int N = sizes.N, C = sizes.C, OC = sizes.OC;
     // rows of a run, and after the last run
     const int run = OC / MATVEC_STREAMS, rest = OC % MATVEC_STREAMS;
 #pragma omp parallel for schedule(static)
@@ -193,9 +196,10 @@ static void matvec_bf16_rows_(const MatvecBf16_* m, int n0, int rows, int panel,
     }
 }
 
-void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias, int N,
-                             int C, int OC) {
-    const MatvecBf16_ m = {out, inp, packed, bias, N, C, OC};
+void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias,
+                             MatmulSizes sizes) {
+    const int N = sizes.N, OC = sizes.OC;
+    const MatvecBf16_ m = {out, inp, packed, bias, N, sizes.C, OC};
     const int panels = int_ceil_div(OC, BF16_TILE), run = panels / MATVEC_STREAMS,
               rest = panels % MATVEC_STREAMS; // panels of a run, and after the last run
 #pragma omp parallel for schedule(static)

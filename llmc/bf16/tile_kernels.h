@@ -51,7 +51,7 @@ __attribute__((unused)) static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, 0,
 // Sets out (32, 32), rows `stride` apart, to `first` plus left times right. `first` has rows
 // `first_stride` apart, may be out itself, or one row with stride 0; NULL means zeros. `ahead` is a
 // pointer: a struct by value is written field by field and copied by one wide load, which waits for
-// all earlier stores, including those of tiles.
+// all earlier stores, including stores of tiles.
 typedef void (*Bf16Product)(float* out, size_t stride, const float* first, size_t first_stride,
                             const uint32_t* left, const uint32_t* right, int steps, const Bf16Ahead* ahead);
 

@@ -207,13 +207,11 @@ static inline BF16_AVX512 void bf16_avx512_pack_tile(const Bf16TilePacked* to, c
 
 // ---- parts of matrices ----
 
-// Packs `rows` rows of a left matrix from row i0, and k values from k0; tiles of 32 rows are `tile`
-// pairs apart.
-void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int i0, int k0, int rows, int k);
+// Packs `rows` rows of a left matrix, and k values; tiles of 32 rows are `tile` pairs apart.
+void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int rows, int k);
 
-// Packs `cols` columns of a right matrix from column j0, and k values from k0; tiles of 32 columns
-// are `tile` pairs apart.
-void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k0, int j0, int k, int cols);
+// Packs `cols` columns of a right matrix, and k values; tiles of 32 columns are `tile` pairs apart.
+void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k, int cols);
 
 #ifdef __cplusplus
 }
@@ -276,17 +274,15 @@ void bf16_vec_pack_tile(const Bf16TilePacked* to, const float* tile) {
     }
 }
 
-void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int i0, int k0, int rows, int k) {
-    const float* from = m.data + i0 * m.row + k0 * m.col;
+void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int rows, int k) {
     const int k_contiguous = m.col == 1;
-    const Bf16Part part = {from, k_contiguous ? m.row : m.col, rows, k};
+    const Bf16Part part = {m.data, k_contiguous ? m.row : m.col, rows, k};
     pack(to, tile, &part, k_contiguous, 1);
 }
 
-void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k0, int j0, int k, int cols) {
-    const float* from = m.data + k0 * m.row + j0 * m.col;
+void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k, int cols) {
     const int k_contiguous = m.col != 1;
-    const Bf16Part part = {from, k_contiguous ? m.col : m.row, cols, k};
+    const Bf16Part part = {m.data, k_contiguous ? m.col : m.row, cols, k};
     pack(to, tile, &part, k_contiguous, 0);
 }
 

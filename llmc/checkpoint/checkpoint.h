@@ -32,7 +32,7 @@ they are such a failure.
 #include <stdint.h>
 
 #include "llmc/base/lock.h"
-#include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/checkpoint/model_files.h"

@@ -17,13 +17,8 @@ export.h -- writes the final model for llm.c and llama.cpp (--export-llmc, --exp
 extern "C" {
 #endif
 
-// Sets `path` to the file for the tokenizer of --export-llmc FILE.bin: FILE_tokenizer.bin. Returns
-// 0 without that option. Ends the program if the file exists and is not such a tokenizer, because
-// the user did not name it.
-int export_tokenizer_path(char path[PATH_MAX], const Options* options);
-
 // Prints which files will be written, if any.
-void export_print(FILE* screen, const Options* options, const RunData* data);
+void export_print(FILE* screen, const Options* options);
 
 // A model that is being written to these files, one group of parameters (model.h) at a time.
 typedef struct {
@@ -53,59 +48,19 @@ void export_close(ModelExport* files);
 #include <unistd.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-static void export_tokenizer_name_(char path[PATH_MAX], const char* file) {
-    const size_t ending = file_ends_in(file, ".bin") ? strlen(".bin") : 0;
-    file_path(path, "%.*s_tokenizer.bin", (int)(strlen(file) - ending), file);
-}
-
-int export_tokenizer_path(char path[PATH_MAX], const Options* options) {
-    const char* file = options->output.export_llmc;
-    if (!file[0]) {
-        return 0;
-    }
-    export_tokenizer_name_(path, file);
-    if (access(path, F_OK) == 0 && !bpe_is_bin(path)) {
-        die_usage("--export-llmc %s: %s exists and is no tokenizer of llm.c's, so it is not replaced; wanted "
-                  "another name",
-                  file, path);
-    }
-    return 1;
-}
-
-// Returns true if llm.c's format can express the tokenizer. Then it is exported with the model.
-static int export_has_tokenizer_(const RunData* data) {
-    enum { MAX_BYTES = 255 }; // longest token in that format
-    return data->has_tokenizer && tokenizer_bpe(&data->tokenizer) &&
-           bpe_is_like_gpt2(tokenizer_bpe(&data->tokenizer)) &&
-           tokenizer_longest(&data->tokenizer) <= MAX_BYTES;
-}
-
-void export_print(FILE* screen, const Options* options, const RunData* data) {
+void export_print(FILE* screen, const Options* options) {
     const char *llmc = options->output.export_llmc, *gguf = options->output.export_gguf;
-    char tokenizer[PATH_MAX];
-    if (llmc[0] && export_has_tokenizer_(data)) {
-        export_tokenizer_name_(tokenizer, llmc);
-        printable_line(screen, "export: %s and %s", llmc, tokenizer);
-    } else if (llmc[0]) {
+    if (llmc[0]) {
         printable_line(screen, "export: %s", llmc);
     }
     if (gguf[0]) {
         printable_line(screen, "export: %s", gguf);
     }
-}
-
-// Writes the tokenizer next to the llm.c model.
-static void export_tokenizer_(const ModelExport* files) {
-    char path[PATH_MAX];
-    export_tokenizer_name_(path, files->options->output.export_llmc);
-    bpe_write(tokenizer_bpe(&files->data->tokenizer), path);
-    printable_line(stdout, "%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin", path);
 }
 
 // Returns the tokenizer for a GGUF file; NULL: none.
@@ -122,11 +77,13 @@ void export_open(ModelExport* files, ModelConfig cfg, const Options* options, co
                         (ModelDtype)options->output.export_dtype);
     }
     if (options->output.export_gguf[0]) {
-        gguf_create(&files->gguf, options->output.export_gguf,
-                    options->output.dir[0] ? options->output.dir : options->output.export_gguf, cfg,
-                    (GgufDtype)options->output.export_gguf_dtype, export_bpe_(data),
-                    run_data_card(data, cfg.V),
-                    options->samples.start_token ? GGUF_START_TOKEN : GGUF_NO_START_TOKEN);
+        const GgufModel model = {options->output.dir[0] ? options->output.dir : options->output.export_gguf,
+                                 cfg,
+                                 (GgufDtype)options->output.export_gguf_dtype,
+                                 export_bpe_(data),
+                                 run_data_card(data, cfg.V),
+                                 options->samples.start_token ? GGUF_START_TOKEN : GGUF_NO_START_TOKEN};
+        gguf_create(&files->gguf, options->output.export_gguf, &model);
     }
 }
 
@@ -156,7 +113,6 @@ static void export_close_gguf_(ModelExport* files) {
                        !data->has_tokenizer && !run_data_has_tokens(data)
                            ? "none is beside the model; --tokenizer names one"
                        : !data->has_tokenizer            ? "the data are only token ids"
-                       : data->tokenizer.decode_only     ? "no merges make these tokens"
                        : tokenizer_bpe(&data->tokenizer) ? "llama.cpp splits no text as it does"
                                                          : "it knows no words");
     }
@@ -166,9 +122,6 @@ void export_close(ModelExport* files) {
     if (files->options->output.export_llmc[0]) {
         llmc_bin_commit(&files->llmc);
         export_print_written_(files->options->output.export_llmc);
-        if (export_has_tokenizer_(files->data)) {
-            export_tokenizer_(files);
-        }
     }
     if (files->options->output.export_gguf[0]) {
         export_close_gguf_(files);

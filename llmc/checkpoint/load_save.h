@@ -82,7 +82,7 @@ static void load_shard_(const ModelFiles* m, FirstWeights* weights, const Tensor
     }
 }
 
-// Reads whole group g: only this rank's shard of it, unless this rank has all of it, takes slices
+// Reads whole group g: only this rank's shard of it, unless this rank has all of it, takes parts
 // of it, or must compute rows of further tokens.
 static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTokens* more,
                         const TensorRow* rows, int g, float* group) {

@@ -6,11 +6,11 @@ The trainer has functions that get and set the groups of its model. On the host,
 memory, laid out like the groups of full arrays (zero_parameter_rows). If the model's own memory has
 this layout, it is read and written in place; else memory for one group is allocated.
 
-A rank that has only a part of the model (rank_part.h) takes its slices from whole groups, and whole
+A rank that has only a part of the model (rank_part.h) takes its parts from whole groups, and whole
 groups are put together again in the rank that writes them:
 
-    data group      the parts of a group of a rank's own part, as without slices (get_group)
-    tensor group    slices, sent to the rank that writes
+    data group      the parts of a group of a rank's own part, as of a whole model (get_group)
+    tensor group    parts of matrices, sent to the rank that writes
     expert group    experts, likewise
     pipeline        a stage has its layers; group 0 comes from the first and the last stage
 
@@ -140,7 +140,7 @@ ZeroPlan model_files_plan(const RankPart* part) {
 
 // Returns the whole group that a block of a part belongs to.
 static int part_groups_whole_(const RankPart* part, int g) {
-    return model_group_of_slice(part->whole, part->own.part.first_layer + model_group_layer(part->own, g), 0);
+    return model_group(part->whole, part->own.part.first_layer + model_group_layer(part->own, g));
 }
 
 int model_files_have(ModelConfig whole, ModelPart which, int g) {
@@ -271,7 +271,7 @@ void part_groups_set_last(PartGroups* p) {
 
 // ---- getting ----
 
-// Returns the ranks that have the other slices, or the other experts.
+// Returns the ranks that have the other parts, or the other experts.
 static GridGroup part_groups_sharers_(const RankPart* part) {
     return grid_experts(part->grid.shape) > 1 ? GRID_EXPERTS : GRID_TENSOR;
 }
@@ -340,7 +340,7 @@ static void part_groups_put_(PartGroups* p, int g, const Grid* writer, int whole
     part_groups_copy_(p, PART_PUT, which, g, memory, whole_g, whole);
     for (int from = 0; from < here.size && part_groups_shares_(&m->part, g); from++) {
         const GroupMove receive = {from, p->mail, part_group_bytes_(p, g), 0};
-        which.first_slice = from * which.slices;
+        which.tensor_rank = from;
         which.expert_rank = from;
         if (from != here.rank) {
             m->access.move(m->model, sharers, receive);

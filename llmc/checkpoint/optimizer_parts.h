@@ -8,12 +8,13 @@ All elements of the parameters are numbered in the order of their table, without
 columns belong to the last element of their matrix. The reader accepts any files that together fill
 the space, so a run can be resumed with any number of ranks.
 
-A run that cuts its model into slices (part.h) numbers the elements of each layer slice by slice,
-row-major in a slice; the metadata `slices` has their number, and is missing if that is 1. Heads of
-keys that several slices have count in each of them. Of a tensor that every rank of a tensor group
-has, the first one writes the state; of a token embedding that is the classifier's matrix, too, the
-last stage. A run with another number of slices looks up where its elements are in the files.
-Experts that ranks divide have the numbers that they have in the whole layer.
+Tensor ranks that cut matrices into parts (part.h) number the elements of each layer part by part,
+row-major in a part; the metadata `tensor` has the number of these ranks, and is missing if that is
+1. Of a tensor that every rank of a tensor group has, the first one writes the state; of a token
+embedding that is also the classifier's matrix, the last stage. A run with another number of tensor
+ranks looks up where its elements are in the files. Experts that ranks divide have the numbers that
+they have in the whole layer. Files of a run with --tensor-slices above 1, of earlier versions, are
+refused.
 
 If the run changes its optimizer, the saved state is not read: all state starts as zeros. If it
 changes its average of the weights (average.h), that alone does.
@@ -36,11 +37,11 @@ changes its average of the weights (average.h), that alone does.
 extern "C" {
 #endif
 
-// The numbers of the elements of a model in this many slices.
+// The numbers of the elements of a model that this many tensor ranks cut.
 typedef struct {
-    int slices;
+    int tensor;
     OptimizerState state;                   // of the whole model
-    size_t layer[MODEL_PARAMETER_ROWS];     // elements of all slices of a layer
+    size_t layer[MODEL_PARAMETER_ROWS];     // elements of a layer
     size_t begin[MODEL_PARAMETER_ROWS + 1]; // of a row; then the number of all elements
 } CheckpointSpace;
 
@@ -139,25 +140,19 @@ void checkpoint_parts_close(CheckpointParts* parts);
 
 // ---- numbers of elements ----
 
-static void checkpoint_space_open_(CheckpointSpace* space, Optimizer optimizer, const RankPart* of, int s) {
+static void checkpoint_space_open_(CheckpointSpace* space, Optimizer optimizer, const RankPart* of, int t) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    ModelConfig whole = of->whole;
-    const ModelPart all = {.slices = s, .of_slices = s};
+    const ModelConfig whole = of->whole;
     const ZeroPlan one = zero_plan(whole, 0, 0, 1);
-    space->slices = s;
+    space->tensor = t;
     optimizer.frozen = of->frozen;
     optimizer_state_open(&space->state, optimizer, &one, whole);
-    whole.Vp = s > 1 ? model_padded_vocab_of_slices(whole.V, s) : whole.Vp; // any multiple of s
-    const ModelConfig cfg = model_part_of(whole, all);
-    model_parameter_rows_of(rows, cfg, 1);
+    model_parameter_rows_of(rows, whole, 1);
     space->begin[0] = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
-        space->layer[i] = 0;
-        for (int k = 0; k < row->slices && row->layers > 0; k++) {
-            space->layer[i] += model_rows_of_copy(row, cfg, k) * row->cols;
-        }
-        space->begin[i + 1] = space->begin[i] + (size_t)(row->layers / row->slices) * space->layer[i];
+        space->layer[i] = row->layers > 0 ? model_rows_in_files(row, whole) * row->cols : 0;
+        space->begin[i + 1] = space->begin[i] + (size_t)row->layers * space->layer[i];
     }
 }
 
@@ -203,18 +198,18 @@ static size_t checkpoint_layer_begin_(const CheckpointSpace* space, const Checkp
 static size_t checkpoint_number_of_(const CheckpointPart* part, const ZeroRange* range) {
     const TensorRow* row = &part->state.rows[range->row];
     const ModelPart which = part->of.own.part;
-    const int slice = row->split == SPLIT_NONE      ? 0
-                      : row->split == SPLIT_EXPERTS ? which.expert_rank
-                                                    : which.first_slice;
-    return checkpoint_layer_begin_(&part->space, part, range) +
-           (size_t)(slice + tensor_slice(row, range->copy)) * tensor_layer_elements(row) + range->before;
+    const int rank = row->split == SPLIT_NONE      ? 0
+                     : row->split == SPLIT_EXPERTS ? which.expert_rank
+                                                   : which.tensor_rank;
+    return checkpoint_layer_begin_(&part->space, part, range) + (size_t)rank * tensor_layer_elements(row) +
+           range->before;
 }
 
 void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, const RankPart* of) {
     const ModelConfig cfg = of->own;
     part->of = *of;
     optimizer_state_open(&part->state, optimizer, &of->zero, cfg);
-    checkpoint_space_open_(&part->space, optimizer, of, model_is_sliced(cfg) ? cfg.part.of_slices : 1);
+    checkpoint_space_open_(&part->space, optimizer, of, model_tensor_ranks(cfg));
     part->ranges =
         (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of a checkpoint");
     part->num_ranges = zero_ranges(&of->zero, part->state.rows, cfg, part->ranges);
@@ -287,7 +282,7 @@ static int checkpoint_writes_(const CheckpointPart* part, const ZeroRange* range
     const int is_tied = row->member == offsetof(ModelParameters, wte) && !own.has_head,
               has_others =
                   part->of.zero.stage > 0 || own.part.expert_rank == 0 || row->split == SPLIT_EXPERTS;
-    return has_others && (row->split != SPLIT_NONE || own.part.first_slice == 0) &&
+    return has_others && (row->split != SPLIT_NONE || own.part.tensor_rank == 0) &&
            (!is_tied || model_has_last(own));
 }
 
@@ -367,9 +362,9 @@ static void checkpoint_write_slot_(SafeTensorsWriter* writer, const CheckpointPa
 static void checkpoint_write_metadata_(SafeTensorsWriter* writer, const CheckpointPart* part) {
     char number[32], *ranges = checkpoint_ranges_text_(part);
     safetensors_writer_metadata(writer, "ranges", ranges);
-    if (part->space.slices > 1) {
-        snprintf(number, sizeof(number), "%d", part->space.slices);
-        safetensors_writer_metadata(writer, "slices", number);
+    if (part->space.tensor > 1) {
+        snprintf(number, sizeof(number), "%d", part->space.tensor);
+        safetensors_writer_metadata(writer, "tensor", number);
     }
     snprintf(number, sizeof(number), "%zu", checkpoint_total_(&part->space));
     safetensors_writer_metadata(writer, "total", number);
@@ -415,21 +410,26 @@ static size_t checkpoint_metadata_(const SafeTensors* file, const char* key) {
     return number;
 }
 
-// Returns the number of slices of the run that wrote a file.
-static size_t checkpoint_slices_of_(const SafeTensors* file) {
-    return safetensors_metadata(file, "slices") ? checkpoint_metadata_(file, "slices") : 1;
+// Returns the number of tensor ranks of the run that wrote a file.
+static size_t checkpoint_tensor_of_(const SafeTensors* file) {
+    CHECK(!safetensors_metadata(file, "slices") || checkpoint_metadata_(file, "slices") == 1,
+          "%s: optimizer state in %s slices, which only versions up to commit 5e8cb2dd read: let such a "
+          "version "
+          "resume it with --tensor-slices 1 and save, or start from its weights alone with --model",
+          file->path, safetensors_metadata(file, "slices"));
+    return safetensors_metadata(file, "tensor") ? checkpoint_metadata_(file, "tensor") : 1;
 }
 
 // Opens the numbers that the first file has.
 static void checkpoint_open_numbers_(CheckpointParts* parts, const SafeTensors* file, Optimizer optimizer) {
     const ModelConfig whole = parts->own.of.whole;
     char text[128];
-    const size_t slices = checkpoint_slices_of_(file);
-    CHECK(slices <= (size_t)whole.NH, "%s: slices: %zu, wanted at most the number of heads, %d", file->path,
-          slices, whole.NH);
-    const char* reason = part_unsliced(text, sizeof(text), whole, (int)slices, 1);
-    CHECK(!reason, "%s: slices: %zu, which the model cannot have: %s", file->path, slices, reason);
-    checkpoint_space_open_(&parts->numbers, optimizer, &parts->own.of, (int)slices);
+    const size_t t = checkpoint_tensor_of_(file);
+    CHECK(t <= (size_t)whole.NH, "%s: tensor: %zu, wanted at most the number of heads, %d", file->path, t,
+          whole.NH);
+    const char* reason = part_uncut(text, sizeof(text), whole, (int)t, 1);
+    CHECK(!reason, "%s: tensor: %zu, into which the model cannot be cut: %s", file->path, t, reason);
+    checkpoint_space_open_(&parts->numbers, optimizer, &parts->own.of, (int)t);
 }
 
 static void checkpoint_put_slice_(CheckpointSlices_* to, CheckpointSlice_ slice) {
@@ -461,10 +461,10 @@ static void checkpoint_add_slice_(CheckpointParts* parts, const SafeTensors* fil
 
 // Adds the ranges in the metadata of a file: `ranges`, or in older files one from `begin` to `end`.
 static void checkpoint_add_file_(CheckpointParts* parts, const SafeTensors* file) {
-    const size_t total = checkpoint_metadata_(file, "total"), slices = checkpoint_slices_of_(file),
+    const size_t total = checkpoint_metadata_(file, "total"), t = checkpoint_tensor_of_(file),
                  wanted = checkpoint_total_(&parts->numbers);
-    CHECK(slices == (size_t)parts->numbers.slices, "%s: slices: %zu, wanted %d as in the file before it",
-          file->path, slices, parts->numbers.slices);
+    CHECK(t == (size_t)parts->numbers.tensor, "%s: tensor: %zu, wanted %d as in the file before it",
+          file->path, t, parts->numbers.tensor);
     CHECK(total == wanted, "%s: a part of %zu elements, wanted %zu for this model", file->path, total,
           wanted);
     const char* text = safetensors_metadata(file, "ranges");
@@ -661,15 +661,15 @@ void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const ch
     }
 }
 
-// Returns the elements of a slot that this rank keeps for a range: the whole matrix, or its slice,
-// if the slot is kept whole, else the range.
+// Returns the elements of a slot that this rank keeps for a range: its part of the matrix, if the
+// slot is kept whole, else the range.
 static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, const ZeroRange* range) {
     const TensorRow* row = &part->state.rows[range->row];
     ZeroRange kept = *range;
     if (state_slot_is_whole(&part->state, slot, range->row)) {
         kept.logical -= range->before;
         kept.before = 0;
-        kept.count = model_rows_of_copy(row, part->of.own, range->copy) * row->cols;
+        kept.count = model_rows_of_part(row, part->of.own) * row->cols;
     }
     return kept;
 }
@@ -678,14 +678,13 @@ static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, co
 // their number there.
 static size_t checkpoint_find_run_(const CheckpointParts* parts, const ZeroRange* range, size_t* number) {
     const RankPart* of = &parts->own.of;
-    const int s = parts->numbers.slices;
+    const int t = parts->numbers.tensor;
     *number = range->logical;
-    if (s == parts->own.space.slices) {
+    if (t == parts->own.space.tensor) {
         return range->count;
     }
-    const PartRun own = part_run(&parts->own.state.rows[range->row], of->whole, of->own.part, range->copy,
-                                 range->before),
-                  file = part_place(&parts->numbers.state.rows[range->row], of->whole, s, own.whole);
+    const PartRun own = part_run(&parts->own.state.rows[range->row], of->whole, of->own.part, range->before),
+                  file = part_place(&parts->numbers.state.rows[range->row], of->whole, t, own.whole);
     const size_t count = own.count < file.count ? own.count : file.count;
     *number = checkpoint_layer_begin_(&parts->numbers, &parts->own, range) + file.part;
     return count < range->count ? count : range->count;
@@ -706,7 +705,7 @@ static void checkpoint_read_range_(const CheckpointParts* parts, int slot, ZeroR
     }
 }
 
-// Reads a slot of the whole matrix of a range: each slice has all of it.
+// Reads a slot of the whole matrix of a range: each part has all of it.
 static void checkpoint_read_matrix_(const CheckpointParts* parts, int slot, const ZeroRange* range,
                                     char* out) {
     const size_t first = checkpoint_layer_begin_(&parts->numbers, &parts->own, range),

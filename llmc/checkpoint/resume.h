@@ -288,13 +288,12 @@ static void resume_check_share_(const Resume* r, const Options* options) {
     }
 }
 
-// Prints that another number of slices changes the order of sums. Older checkpoints have one slice.
-static void resume_print_slices_(const Resume* r, const Options* options, FILE* file) {
-    const char* saved = state_option(&r->saved, "tensor-slices");
-    const int now = options->ranks.slices, before = saved ? atoi(saved) : 1;
+// Prints that another number of tensor ranks changes the order of sums. Older checkpoints have one.
+static void resume_print_tensor_(const Resume* r, const Options* options, FILE* file) {
+    const char* saved = state_option(&r->saved, "tensor-parallel");
+    const int now = options->ranks.tensor, before = saved ? atoi(saved) : 1;
     if (now != before) {
-        fprintf(file, "note: %d slice%s, the run began with %d: the last bits change from here on\n", now,
-                words_s(now), before);
+        fprintf(file, "note: --tensor-parallel %d, was %d: the last bits change from here on\n", now, before);
     }
 }
 
@@ -604,7 +603,7 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     resume_print_steps_(r, options, file);
     resume_check_removed_(r, &c);
     resume_check_options_(r, options, &c);
-    resume_print_slices_(r, options, file);
+    resume_print_tensor_(r, options, file);
     if (strcmp(trainer, r->saved.trainer) != 0) {
         resume_difference_(&c, "the trainer", trainer, r->saved.trainer, 1);
     }

@@ -94,13 +94,13 @@ static inline void cost_backward_(CostWalk* w, const Grid* grid, double chunk, i
 // Adds the forward pass of a teacher, with all layers, on the micro-batches of a walk.
 static inline void cost_teacher_(const CostWalk* w, ModelConfig teacher, double chunk) {
     const Grid whole = grid_of_data(0, 1);
-    ModelPart slices = w->cfg.part;
+    ModelPart part = w->cfg.part;
     CostWalk t = *w;
-    slices.first_layer = slices.layers = slices.of_layers = slices.places = 0;
-    if (model_is_sliced(w->cfg)) {
-        teacher.Vp = w->cfg.Vp * slices.of_slices; // slices have the same words
+    part.first_layer = part.layers = part.of_layers = part.places = 0;
+    if (model_is_cut(w->cfg)) {
+        teacher.Vp = w->cfg.Vp * part.tensor_ranks; // ranks have the same vocabulary rows
     }
-    t.cfg = model_part_of(teacher, slices);
+    t.cfg = model_part_of(teacher, part);
     model_parameter_rows(t.rows, t.cfg);
     cost_forward_(&t, &whole);
     cost_teaching(&t, chunk);
@@ -136,8 +136,7 @@ static inline void cost_rules_(const CostWalk* w, const OptimizerState* state, i
     const int ranks = model_tensor_ranks(state->cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* whole = &state->whole[i];
-        const int layers = w->rows[i].layers / w->rows[i].slices;
-        for (int k = 0; k < layers * tensor_runs(whole); k++) {
+        for (int k = 0; k < w->rows[i].layers * tensor_runs(whole); k++) {
             const int run = k % tensor_runs(whole);
             const double flops = cost_rule_flops_(state, i, run, soap_every) / ranks;
             cost_add(w, COST_MATMULS, tensor_run(whole, run).count * flops, 0);
@@ -145,20 +144,20 @@ static inline void cost_rules_(const CostWalk* w, const OptimizerState* state, i
     }
 }
 
-// Returns the bytes of this process's slices of matrices that its tensor group makes whole: all of
-// them travel in an exchange, and the slices of the results in another.
-static inline double cost_sliced_bytes_(const OptimizerState* state) {
+// Returns the bytes of this process's parts of matrices that its tensor group makes whole: all of
+// them travel in an exchange, and the parts of the results in another.
+static inline double cost_whole_bytes_(const OptimizerState* state) {
     double elements = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && model_is_sliced(state->cfg); i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && model_is_cut(state->cfg); i++) {
         elements += state->rule[i] == RULE_MUON ? (double)tensor_elements(&state->rows[i]) : 0;
     }
     return elements * sizeof(float);
 }
 
-static inline double cost_sliced_s_(const OptimizerState* state, const Settled* s) {
+static inline double cost_whole_s_(const OptimizerState* state, const Settled* s) {
     const Links links = cost_links(s);
     const LinksGroup group = links_group(&links, s->ranks.grid.shape.tensor, 1);
-    const double bytes = cost_sliced_bytes_(state);
+    const double bytes = cost_whole_bytes_(state);
     return bytes > 0 ? 2 * links_exchange_s(&links, group, bytes) : 0;
 }
 
@@ -178,7 +177,7 @@ static inline void cost_optimizer_(const CostWalk* w, const Settled* s) {
              optimizer_bytes(&state, zero, (size_t)w->size, gradient_bytes) -
                  frozen * ((double)gradient_bytes + 2 * w->size));
     cost_rules_(w, &state, s->options.optimizer.soap_every);
-    w->sum->s[COST_TENSOR] += cost_sliced_s_(&state, s);
+    w->sum->s[COST_TENSOR] += cost_whole_s_(&state, s);
 }
 
 // Returns the tokens that the classifier processes at a time.
@@ -203,8 +202,7 @@ static inline CostWalk cost_walk_(const Settled* s, const CostRates* rates, Cost
     w.N = fmax((double)o->batch.total / shape.data / w.times, o->batch.seq_len) / shape.context;
     w.T = o->batch.seq_len;
     w.stream = w.N / shape.tensor;
-    w.slices = shape.slices / shape.tensor;
-    w.all_slices = shape.slices;
+    w.tensor_ranks = shape.tensor;
     w.size = (double)s->element_bytes;
     w.gradient_bytes = (double)s->gradient_bytes;
     w.is_fused = o->program.trainer == OPTION_GPU;
@@ -248,7 +246,7 @@ static inline CostTraffic cost_traffic(const Settled* s) {
     CostTraffic traffic = cost_traffic_of(&x, w.times);
     OptimizerState state;
     optimizer_state_open(&state, s->optimizer, &s->zero, s->part);
-    traffic.tensor += 2 * links_moved(cost_tensor_group_(&x), cost_sliced_bytes_(&state));
+    traffic.tensor += 2 * links_moved(cost_tensor_group_(&x), cost_whole_bytes_(&state));
     return traffic;
 }
 
@@ -268,7 +266,7 @@ static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
     cost_backward_(&w, grid, chunk, s->options.memory.recompute);
     pass_s[COST_BACKWARD] = cost_total_s(&sum) - pass_s[COST_FORWARD];
     cost_transfers_(&w, s, pass_s);
-    w.times = w.slices = 1;
+    w.times = 1;
     cost_optimizer_(&w, s);
     return sum;
 }

@@ -83,13 +83,14 @@ static inline size_t rates_set_rows_(Rates_* r, size_t N, int cols) {
 static inline void rates_matmuls_(Rates_* r) {
     const int N = r->rows, C = r->C, OC = r->cols;
     if (r->is_bf16) {
-        matmul_bf16_forward_cpu(r->a, r->b, r->forward, NULL, N, C, OC, &r->bf16);
-        matmul_bf16_backward_input_cpu(r->b, r->a, r->backward, N, C, OC, &r->bf16);
-        matmul_bf16_backward_weight_cpu(r->d, NULL, r->a, r->b, N, C, OC, GRADIENT_SET, &r->bf16);
+        matmul_bf16_forward_cpu(r->a, r->b, r->forward, NULL, (MatmulSizes){N, C, OC}, &r->bf16);
+        matmul_bf16_backward_input_cpu(r->b, r->a, r->backward, (MatmulSizes){N, C, OC}, &r->bf16);
+        matmul_bf16_backward_weight_cpu(r->d, NULL, r->a, r->b, (MatmulSizes){N, C, OC}, GRADIENT_SET,
+                                        &r->bf16);
     } else {
-        matmul_forward_cpu(r->a, r->b, r->c, NULL, N, C, OC, &r->matmul);
-        matmul_backward_input_cpu(r->b, r->a, r->c, N, C, OC, &r->matmul);
-        matmul_backward_weight_cpu(r->d, r->a, r->b, N, C, OC, GRADIENT_SET, &r->matmul);
+        matmul_forward_cpu(r->a, r->b, r->c, NULL, (MatmulSizes){N, C, OC}, &r->matmul);
+        matmul_backward_input_cpu(r->b, r->a, r->c, (MatmulSizes){N, C, OC}, &r->matmul);
+        matmul_backward_weight_cpu(r->d, r->a, r->b, (MatmulSizes){N, C, OC}, GRADIENT_SET, &r->matmul);
     }
 }
 
@@ -133,8 +134,10 @@ static inline AttentionSizes rates_attention_sizes_(const Rates_* r) {
 
 static inline void rates_attention_(Rates_* r) {
     const AttentionSizes sizes = rates_attention_sizes_(r);
-    attention_either_forward_cpu(r->d, r->c, r->a, NULL, sizes, &r->attention);
-    attention_either_backward_cpu(r->b, r->d, r->a, r->d, r->c, NULL, sizes, &r->attention);
+    const AttentionPass pass = {sizes, NULL, r->a, NULL, r->d, r->c};
+    const AttentionGradients d = {r->d, r->b, NULL};
+    attention_either_forward_cpu(&pass, &r->attention);
+    attention_either_backward_cpu(&d, &pass, &r->attention);
 }
 
 static inline double rates_of_attention_(Rates_* r) {

@@ -91,7 +91,7 @@ static inline CostCalls_ cost_tensor_calls_(const CostTransfers* x, CostPass pas
 
 // Returns the calls of the context group in a pass.
 static inline CostCalls_ cost_context_calls_(const CostTransfers* x, CostPass pass) {
-    const double L = x->cfg.L, columns = 2.0 * model_keys(x->cfg) * x->shape.slices / x->shape.tensor;
+    const double L = x->cfg.L, columns = 2.0 * model_keys(x->cfg);
     const CostCalls_ calls = {L, pass == COST_BACKWARD ? L : 0, x->tokens * columns * x->size};
     return calls;
 }

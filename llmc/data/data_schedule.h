@@ -10,7 +10,7 @@ data_schedule.h -- weights of sources that change during a run, and their file.
 Each line says from where on its weights apply: after this number of updates, or of tokens; k, M, B
 and T stand for thousands. Weights are decimals of at most six digits before and six after the
 point, in any scale. A source that a line does not name has weight 0 there. After a line with `ramp`
-the shares move linearly to those of the next line.
+the shares move linearly to the next line's.
 
 A ramp is cut into pieces (SchedulePiece) of constant weights, at most 64, of 32 sequences or more.
 Their shares are those in the middle of the piece, in 1/1024 or, if it is shorter than 1024

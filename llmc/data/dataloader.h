@@ -86,7 +86,7 @@ typedef struct {
     uint64_t seed;
     int group; // G, for PACK_UNIFORM only
     int rank, num_processes;
-    int earlier;        // batches before the last one that stay valid, too
+    int earlier;        // how many batches before the last one also stay valid
     int counts_updates; // 1: batches have the counts of their update
     TokenChunks chunks; // tokens of each sequence that the rank reads
 } DataloaderSettings;

@@ -19,24 +19,17 @@ TEXT_BY_NAME, names of tables, archives and the like are refused, and so is a pl
 byte in its first 64 KiB: text has none. UTF-8's byte-order mark at the start of a file is skipped,
 with a note for the first; a file with UTF-16's is refused, except with TEXT_PLAIN.
 
-A line without that string may have "prompt" and "completion", two strings, or "messages", a list of
-{"role": "system", "user" or "assistant", "content": a string}. With options.field "messages", a
-list under this name is taken, too. Such a document has parts: the block has their texts in order,
-with a line feed between two, and a TextPart for each. It is never cut.
+A line without that string may have a prompt and its completion, or a chat (text_line.h). Such a
+document has parts: the block has their texts in order, with a line feed between two, and a TextPart
+for each. It is never cut.
 
 A block has about options.block_bytes of text or, if it cannot be cut there, at most a few times
 BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0,
-the block continues the last document of the previous block. A document is cut only where the tokens
-of its parts are those of the whole (bpe_last_cut).
-
-With options.filters, a document is dropped unless all conditions hold (filters.h); plain text has
-no fields. A field that is missing in all documents of a file is an error.
+the block continues the last document of the previous block. A document is cut only where
+that changes no token (bpe_last_cut).
 
 The start of a block is a TextPosition. A newly opened source can continue from it (documents_seek),
 even with blocks of another size, and gives the same tokens.
-
-With options.is_whole, no document is cut, and a block also says where its documents come from, and
-which ones the filters dropped; no document may be longer than 1 GiB.
 
 Memory: two blocks, and with jsonl and separators the longest document (1 GiB at most).
 */
@@ -50,9 +43,9 @@ Memory: two blocks, and with jsonl and separators the longest document (1 GiB at
 #include "llmc/base/check.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/data/compressed_file.h"
-#include "llmc/data/filters.h"
 #include "llmc/data/parquet.h"
 #include "llmc/data/target_mask.h"
+#include "llmc/data/text_line.h"
 #include "llmc/tokenizer/bpe_split.h"
 #include "llmc/tokenizer/chat_format.h"
 
@@ -78,29 +71,17 @@ enum {
 typedef enum { TEXT_FORMAT_WORDS(WORDS_VALUE) } TextFormat;
 
 typedef struct {
-    TextFormat format;      // of all files
-    const char* field;      // field of JSON objects; column of Parquet files
-    const char* separator;  // between documents of plain text; "": a file is one document
-    size_t block_bytes;     // usually TEXT_BLOCK_BYTES
-    const Filters* filters; // NULL: none
-    int is_whole;           // no document is cut
+    TextFormat format;     // of all files
+    const char* field;     // field of JSON objects; column of Parquet files
+    const char* separator; // between documents of plain text; "": a file is one document
+    size_t block_bytes;    // usually TEXT_BLOCK_BYTES
 } TextOptions;
 
 typedef struct {
     uint64_t file;     // index of the input
     uint64_t document; // line, row or part of the file, from 0
     uint64_t offset;   // bytes of this document before the position
-    uint64_t number;   // documents of all files before this one, without those that filters dropped
-    // documents before this one that the filters dropped: a field failed, or was missing
-    uint64_t failed, missing;
 } TextPosition;
-
-// Origin of a document.
-typedef struct {
-    uint64_t document; // as in TextPosition
-    uint32_t file;
-    uint32_t reason; // of a document that filters dropped: 2 * index of the filter + is missing
-} TextPlace;
 
 // Text of a block that a message, a prompt or a completion is.
 typedef struct {
@@ -118,19 +99,8 @@ typedef struct {
     size_t num_parts;
     TextPosition start;
     uint64_t read_bytes; // bytes of all files, as stored on disk, up to the end of the block
-    // With is_whole:
-    TextPlace* places;   // (num_documents)
-    TextPlace* filtered; // (num_filtered)
-    size_t num_filtered;
-    size_t text_room, documents_room, parts_room, places_room, filtered_room;
+    size_t text_room, documents_room, parts_room;
 } TextBlock;
-
-// Message, prompt or completion of a record, in its text.
-typedef struct {
-    ChatRole role;
-    const char* text;
-    size_t bytes;
-} TextMessage;
 
 typedef struct {
     TextOptions options;
@@ -142,11 +112,8 @@ typedef struct {
     uint64_t total_bytes;
     BpeRules rules;
 
-    CompressedFile file;            // paths[at.file], if is_open and not Parquet
-    Parquet parquet;                // paths[at.file], if Parquet
-    Parquet columns[FILTERS_MAX];   // the same file, for the fields of the filters
-    FieldValue fields[FILTERS_MAX]; // of the record, by filter
-    char seen[FILTERS_MAX];         // 1 if a document of this file had a value of the filter's kind
+    CompressedFile file; // paths[at.file], if is_open and not Parquet
+    Parquet parquet;     // paths[at.file], if Parquet
     int is_open;
     TextFormat format; // of the open file
     // bytes of this file, decompressed, read so far; not for Parquet
@@ -155,16 +122,12 @@ typedef struct {
     size_t head_bytes;                // are still to be taken
     int has_mark;                     // some file had a byte-order mark
     TextPosition at;                  // position of the next byte that goes into a block
-    uint64_t number;                  // of the next document
-    const uint64_t* dropped;          // bit for each document: 1 drops it; NULL: none. Borrowed.
-    TextBlock* block;                 // receives places; NULL without is_whole
     uint64_t records;                 // records of this file taken so far
-    TextMessage* messages;            // (num_messages) of the record, if it has them
-    size_t num_messages, messages_room;
-    char* record;          // last line or part
-    const char* document;  // rest of it
-    size_t document_bytes; // its length
-    uint64_t read_before;  // bytes of the files before this one
+    TextLine line;                    // last line of JSON
+    char* record;                     // last line or part
+    const char* document;             // rest of it
+    size_t document_bytes;            // its length
+    uint64_t read_before;             // bytes of the files before this one
     // window[begin .. end) of this file, from which records are cut
     char* window;
     size_t begin, end, window_room;
@@ -207,13 +170,6 @@ int documents_next(Documents* source, TextBlock* block);
 void documents_open(Documents* source, const TextOptions* options, const char* const* paths,
                     uint64_t num_files);
 
-// Moves to the start of the first file, to read all again, with documents cut or whole.
-void documents_rewind(Documents* source, int is_whole);
-
-// Drops documents by their numbers: bit n % 64 of bits[n / 64] is 1. Call it before the first
-// block.
-void documents_drop(Documents* source, const uint64_t* bits);
-
 // Lets documents be cut only where this pattern allows it; before, only where GPT-2's does.
 void documents_set_pattern(Documents* source, BpePattern pattern);
 
@@ -252,8 +208,6 @@ void text_block_close(TextBlock* block) {
     free(block->text);
     free(block->documents);
     free(block->parts);
-    free(block->places);
-    free(block->filtered);
     memset(block, 0, sizeof(*block));
 }
 
@@ -363,51 +317,22 @@ static int text_open_packed_(Documents* source, const char* path) {
     return source->is_open;
 }
 
-static int text_num_filters_(const Documents* source) {
-    return source->options.filters ? source->options.filters->count : 0;
-}
-
-// Closes the column of the text, and the first `columns` of the filters'.
-static void text_close_parquet_(Documents* source, int columns) {
-    parquet_close(&source->parquet);
-    for (int i = 0; i < columns; i++) {
-        parquet_close(&source->columns[i]);
-    }
-}
-
-static int text_open_parquet_(Documents* source, const char* path) {
-    const int n = text_num_filters_(source);
-    source->is_open = parquet_open(&source->parquet, path, source->options.field);
-    if (!source->is_open) {
-        memcpy(source->error, source->parquet.error, sizeof(source->error));
-    }
-    for (int i = 0; source->is_open && i < n; i++) {
-        const char* field = source->options.filters->list[i].field;
-        source->is_open = parquet_open_values(&source->columns[i], path, field);
-        if (!source->is_open) {
-            memcpy(source->error, source->columns[i].error, sizeof(source->error));
-            text_close_parquet_(source, i);
-        }
-    }
-    return source->is_open;
-}
-
 static int text_open_file_(Documents* source) {
     const char* path = source->paths[source->at.file];
     source->records = source->text_bytes = source->head_bytes = 0;
     source->begin = source->end = 0;
-    memset(source->seen, 0, sizeof(source->seen));
     if (!text_format_(source, path, &source->format)) {
         return 0;
     }
-    if (source->format == TEXT_PLAIN && text_num_filters_(source)) {
-        error_set(source->error, path, "plain text has no fields for --filter; wanted .jsonl or .parquet");
-    } else if (source->format != TEXT_PARQUET) {
+    if (source->format != TEXT_PARQUET) {
         text_open_packed_(source, path);
     } else if (compressed_kind(path) != COMPRESSED_NOT) {
         error_set(source->error, path, "Parquet is already compressed inside, wanted the file unpacked");
     } else {
-        text_open_parquet_(source, path);
+        source->is_open = parquet_open(&source->parquet, path, source->options.field);
+        if (!source->is_open) {
+            memcpy(source->error, source->parquet.error, sizeof(source->error));
+        }
     }
     return source->is_open;
 }
@@ -415,7 +340,7 @@ static int text_open_file_(Documents* source) {
 static void text_close_file_(Documents* source) {
     source->is_open = 0;
     if (source->format == TEXT_PARQUET) {
-        text_close_parquet_(source, text_num_filters_(source));
+        parquet_close(&source->parquet);
     } else {
         compressed_close(&source->file);
     }
@@ -486,27 +411,13 @@ static int text_widen_(Documents* source, size_t* got) {
     return ok;
 }
 
-// Takes the next value of a column: 1, 0 at its end, -1 after an error.
-static int text_value_(Documents* source, Parquet* column, FieldValue* field) {
-    const int more = parquet_next_value(column, field);
-    if (more < 0) {
-        memcpy(source->error, column->error, sizeof(source->error));
-    }
-    return more;
-}
-
 // Takes the next row of a Parquet file, whose text may be null: 1, 0 at its end, -1 after an error.
 static int text_row_(Documents* source) {
-    FieldValue row;
-    int more = text_value_(source, &source->parquet, &row);
-    for (int i = 0; more > 0 && i < text_num_filters_(source); i++) {
-        more = text_value_(source, &source->columns[i], &source->fields[i]);
+    const int more = parquet_next(&source->parquet, &source->document, &source->document_bytes);
+    if (more < 0) {
+        memcpy(source->error, source->parquet.error, sizeof(source->error));
     }
-    if (more > 0) {
-        source->records++;
-        source->document = row.text;
-        source->document_bytes = row.kind == FIELD_TEXT ? row.bytes : 0;
-    }
+    source->records += more > 0;
     return more;
 }
 
@@ -542,301 +453,7 @@ static int text_cut_record_(Documents* source, char** record, size_t* bytes) {
     }
 }
 
-// ---- a line of JSON ----
-
-enum { TEXT_NAMES_BYTES_ = 160 };
-
-// Appends a key to a list of keys for an error, as far as it fits. Keys may be any strings.
-static void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* key, size_t bytes) {
-    size_t used = strlen(names);
-    used += (size_t)snprintf(names + used, TEXT_NAMES_BYTES_ - used, "%s\"", used ? ", " : "");
-    for (size_t i = 0; i < bytes && used + 2 < TEXT_NAMES_BYTES_; i++, used++) {
-        names[used] = (unsigned char)key[i] < ' ' || key[i] == 0x7F ? '?' : key[i];
-    }
-    if (used + 2 <= TEXT_NAMES_BYTES_) {
-        memcpy(names + used, "\"", 2);
-    }
-}
-
-// Reads a value that a condition can be about; it is missing if it is none.
-static int text_scalar_(JsonReader* reader, FieldValue* value) {
-    int is_true;
-    value->kind = FIELD_MISSING;
-    switch (json_peek(reader)) {
-    case '"':
-        value->kind = FIELD_TEXT;
-        return json_text(reader, &value->text, &value->bytes);
-    case 't':
-    case 'f':
-        if (!json_bool(reader, &is_true)) {
-            return 0;
-        }
-        value->kind = FIELD_TEXT;
-        value->text = is_true ? "true" : "false";
-        value->bytes = strlen(value->text);
-        return 1;
-    case '[':
-    case '{':
-    case 'n':
-        return json_skip(reader);
-    default:
-        value->kind = FIELD_NUMBER;
-        return json_number(reader, &value->number);
-    }
-}
-
-// Returns 1 if a filter's field is this key, '.' if it is inside of the key's object, else 0.
-// outer[0 .. outer_bytes) are the keys around it, each with its dot.
-static int text_is_field_(const Filter* filter, const char* outer, size_t outer_bytes, const char* key,
-                          size_t bytes) {
-    const char* field = filter->field;
-    if (strncmp(field, outer, outer_bytes) != 0 || strncmp(field + outer_bytes, key, bytes) != 0) {
-        return 0;
-    }
-    const char end = field[outer_bytes + bytes];
-    return end == '.' ? '.' : end == '\0';
-}
-
-static int text_members_(Documents* source, JsonReader* reader, const char* outer, size_t outer_bytes);
-
-// Reads the value of a key, for all filters whose field it is or contains; unless NULL, *kept
-// becomes a value that is no object or list.
-static int text_filtered_(Documents* source, JsonReader* reader, const char* outer, size_t outer_bytes,
-                          const char* key, size_t bytes, FieldValue* kept) {
-    const Filters* filters = source->options.filters;
-    const Filter* inside = NULL;
-    int matches[FILTERS_MAX], is_field = 0;
-    for (int i = 0; i < text_num_filters_(source); i++) {
-        matches[i] = text_is_field_(&filters->list[i], outer, outer_bytes, key, bytes);
-        is_field |= matches[i] == 1;
-        inside = matches[i] == '.' ? &filters->list[i] : inside;
-    }
-    if (inside && json_peek(reader) == '{') {
-        return text_members_(source, reader, inside->field, outer_bytes + bytes + 1);
-    }
-    FieldValue value;
-    if (!is_field && !kept) {
-        return json_skip(reader);
-    }
-    const int ok = text_scalar_(reader, &value);
-    if (kept) {
-        *kept = value;
-    }
-    for (int i = 0; ok && i < text_num_filters_(source); i++) {
-        source->fields[i] = matches[i] == 1 ? value : source->fields[i];
-    }
-    return ok;
-}
-
-// Reads an object inside of the line's.
-static int text_members_(Documents* source, JsonReader* reader, const char* outer, size_t outer_bytes) {
-    const char* key;
-    size_t n;
-    int ok = json_take(reader, '{'), more = 0;
-    for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
-         place = JSON_NEXT) {
-        ok = text_filtered_(source, reader, outer, outer_bytes, key, n, NULL);
-    }
-    return ok && more == 0;
-}
-
-// Sets the document to the string of --field, NULL if it is null; also for filters on this field.
-static int text_take_text_(Documents* source, JsonReader* reader) {
-    const char* field = source->options.field;
-    FieldValue text = {FIELD_MISSING, NULL, 0, 0};
-    if (json_peek(reader) == 'n') {
-        return json_skip(reader);
-    }
-    if (!json_text(reader, &text.text, &text.bytes)) {
-        return 0;
-    }
-    text.kind = FIELD_TEXT;
-    source->document = text.text;
-    source->document_bytes = text.bytes;
-    for (int i = 0; i < text_num_filters_(source); i++) {
-        if (strcmp(source->options.filters->list[i].field, field) == 0) {
-            source->fields[i] = text;
-        }
-    }
-    return 1;
-}
-
-// ---- a line with an answer ----
-
-// Parts of a line that may have an answer. Its errors count only if --field is missing.
-typedef struct {
-    FieldValue prompt, completion;
-    int has_prompt, has_completion, has_messages;
-    char bad[192]; // what is wrong with the messages; "": nothing
-} TextAnswers_;
-
-static int text_is_key_(const char* key, size_t bytes, const char* name) {
-    return strlen(name) == bytes && memcmp(key, name, bytes) == 0;
-}
-
-// Notes what is wrong with the last message, unless an earlier one was wrong.
-static void text_note_(const Documents* source, TextAnswers_* answers, const char* wanted) {
-    if (!answers->bad[0]) {
-        snprintf(answers->bad, sizeof(answers->bad), "message %zu: %s", source->num_messages + 1, wanted);
-    }
-}
-
-// Reads a string of a message; another value is noted and skipped.
-static int text_message_string_(const Documents* source, JsonReader* reader, TextAnswers_* answers,
-                                FieldValue* value, const char* wanted) {
-    if (json_peek(reader) != '"' || value->kind == FIELD_TEXT) {
-        text_note_(source, answers, wanted);
-        return json_skip(reader);
-    }
-    value->kind = FIELD_TEXT;
-    return json_text(reader, &value->text, &value->bytes);
-}
-
-// Adds a message, a prompt or a completion to the record.
-static void text_add_message_(Documents* source, ChatRole role, FieldValue text) {
-    source->messages = (TextMessage*)check_reserve(source->messages, &source->messages_room,
-                                                   source->num_messages + 1, sizeof(TextMessage), "messages");
-    source->messages[source->num_messages++] = (TextMessage){role, text.text, text.bytes};
-}
-
-// Adds the message of an object that has been read, if it is one.
-static void text_end_message_(Documents* source, TextAnswers_* answers, FieldValue role, FieldValue content) {
-    const int is_whole = role.kind == FIELD_TEXT && content.kind == FIELD_TEXT;
-    const int known = is_whole ? chat_role(role.text, role.bytes) : -1;
-    char wanted[160];
-    if (!is_whole) {
-        text_note_(source, answers, "wanted {\"role\": \"...\", \"content\": \"...\"}");
-        return;
-    }
-    if (known < 0) {
-        snprintf(wanted, sizeof(wanted), "role \"%.*s\", wanted \"system\", \"user\" or \"assistant\"",
-                 role.bytes < 64 ? (int)role.bytes : 64, role.text);
-        text_note_(source, answers, wanted);
-    } else if (known == CHAT_ASSISTANT && content.bytes == 0) {
-        text_note_(source, answers, "the assistant's content is empty, wanted an answer");
-    }
-    text_add_message_(source, known < 0 ? CHAT_USER : (ChatRole)known, content);
-}
-
-// Reads an element of "messages".
-static int text_message_(Documents* source, JsonReader* reader, TextAnswers_* answers) {
-    FieldValue role = {FIELD_MISSING, NULL, 0, 0}, content = role;
-    const char* key;
-    size_t n;
-    if (json_peek(reader) != '{') {
-        text_note_(source, answers, "wanted {\"role\": \"...\", \"content\": \"...\"}");
-        return json_skip(reader);
-    }
-    int ok = json_take(reader, '{'), more = 0;
-    for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
-         place = JSON_NEXT) {
-        ok = text_is_key_(key, n, "role")
-                 ? text_message_string_(source, reader, answers, &role, "\"role\": wanted one string")
-             : text_is_key_(key, n, "content")
-                 ? text_message_string_(source, reader, answers, &content, "\"content\": wanted one string")
-                 : json_skip(reader);
-    }
-    if (ok && more == 0) {
-        text_end_message_(source, answers, role, content);
-    }
-    return ok && more == 0;
-}
-
-static int text_messages_(Documents* source, JsonReader* reader, TextAnswers_* answers) {
-    int ok = json_take(reader, '['), more = 0;
-    if (answers->has_messages++) {
-        text_note_(source, answers, "the field \"messages\" appears twice");
-    }
-    for (JsonPlace place = JSON_FIRST; ok && (more = json_element(reader, place)) > 0; place = JSON_NEXT) {
-        ok = text_message_(source, reader, answers);
-    }
-    return ok && more == 0;
-}
-
-// Reads the value of a key other than --field, which may be a part of an answered document.
-static int text_other_(Documents* source, JsonReader* reader, TextAnswers_* answers, const char* key,
-                       size_t n) {
-    const int is_prompt = text_is_key_(key, n, "prompt");
-    if (text_is_key_(key, n, "messages") && json_peek(reader) != 'n') { // null: absent
-        if (json_peek(reader) == '[') {
-            return text_messages_(source, reader, answers);
-        }
-        answers->has_messages++;
-        snprintf(answers->bad, sizeof(answers->bad), "\"messages\": wanted a list of messages");
-    }
-    if (!is_prompt && !text_is_key_(key, n, "completion")) {
-        return text_filtered_(source, reader, "", 0, key, n, NULL);
-    }
-    *(is_prompt ? &answers->has_prompt : &answers->has_completion) += 1;
-    FieldValue* kept = is_prompt ? &answers->prompt : &answers->completion;
-    return text_filtered_(source, reader, "", 0, key, n, json_peek(reader) == '"' ? kept : NULL);
-}
-
-// Adds the prompt and its completion to the record.
-static int text_take_prompt_(Documents* source, JsonReader* reader, const TextAnswers_* answers) {
-    if (answers->has_prompt != 1 || answers->has_completion != 1 || answers->prompt.kind != FIELD_TEXT ||
-        answers->completion.kind != FIELD_TEXT) {
-        return error_set(reader->error, reader->path,
-                         "no prompt with its completion, wanted one string each: {\"prompt\": \"...\", "
-                         "\"completion\": \"...\"}");
-    }
-    if (answers->completion.bytes == 0) {
-        return error_set(reader->error, reader->path, "the completion is empty, wanted an answer");
-    }
-    text_add_message_(source, CHAT_PROMPT, answers->prompt);
-    text_add_message_(source, CHAT_COMPLETION, answers->completion);
-    return 1;
-}
-
-// Makes the document of the parts of a line, which has no --field.
-static int text_answered_(Documents* source, JsonReader* reader, const TextAnswers_* answers) {
-    int has_answer = 0;
-    if (answers->bad[0]) {
-        return error_set(reader->error, reader->path, "%s", answers->bad);
-    }
-    if (!answers->has_messages && !text_take_prompt_(source, reader, answers)) {
-        return 0;
-    }
-    for (size_t i = 0; i < source->num_messages; i++) {
-        const TextMessage* message = &source->messages[i];
-        has_answer |= message->role == CHAT_ASSISTANT || message->role == CHAT_COMPLETION;
-        source->document_bytes += message->bytes + (i > 0);
-    }
-    return has_answer ||
-           error_set(reader->error, reader->path, "no message of the assistant, wanted an answer to learn");
-}
-
-// Reads the object of a line: its document and the fields of the filters.
-static int text_object_(Documents* source, JsonReader* reader) {
-    const char *field = source->options.field, *key;
-    char names[TEXT_NAMES_BYTES_] = "";
-    TextAnswers_ answers;
-    size_t n;
-    int found = 0, ok = json_take(reader, '{'), more = 0;
-    memset(&answers, 0, sizeof(answers));
-    source->document = "";
-    source->document_bytes = 0;
-    memset(source->fields, 0, sizeof(source->fields));
-    for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
-         place = JSON_NEXT) {
-        const int is_list = text_is_key_(key, n, "messages") && json_peek(reader) == '[';
-        if (!text_is_key_(key, n, field) || is_list) {
-            text_add_name_(names, key, n);
-            ok = text_other_(source, reader, &answers, key, n);
-        } else if (found++) {
-            ok = error_set(reader->error, reader->path, "the field \"%s\" appears twice", field);
-        } else {
-            ok = text_take_text_(source, reader);
-        }
-    }
-    const int is_answered = !found && (answers.has_messages || answers.has_prompt || answers.has_completion);
-    if (ok && more == 0 && !found && !is_answered) {
-        return error_set(reader->error, reader->path, "no field \"%s\", found %s", field,
-                         *names ? names : "none at all");
-    }
-    source->num_messages = is_answered ? source->num_messages : 0;
-    return ok && more == 0 && json_end(reader) && (!is_answered || text_answered_(source, reader, &answers));
-}
+// ---- documents ----
 
 // Takes the document of a line, which may be without text. Returns -1 after an error.
 static int text_json_document_(Documents* source, char* line, size_t bytes) {
@@ -845,23 +462,24 @@ static int text_json_document_(Documents* source, char* line, size_t bytes) {
         source->document_bytes = 0; // an empty line
         return 1;
     }
-    if (!text_object_(source, &reader)) {
+    source->line.field = source->options.field;
+    if (!text_line_read(&source->line, &reader)) {
         char message[ERROR_BYTES];
         snprintf(message, sizeof(message), "%s", source->error);
         snprintf(source->error, sizeof(source->error), "%.*s:%llu%.1024s", PATH_MAX, source->file.path,
                  (unsigned long long)source->records, message);
         return -1;
     }
+    source->document = source->line.text;
+    source->document_bytes = source->line.bytes;
     return 1;
 }
-
-// ---- documents ----
 
 // Takes the next record of the open file, of any contents: 1, 0 at the end of the file, -1 after an
 // error.
 static int text_record_(Documents* source) {
     char* record = NULL;
-    source->num_messages = 0;
+    source->line.num_messages = 0;
     if (source->format == TEXT_PARQUET) {
         return text_row_(source);
     }
@@ -870,7 +488,7 @@ static int text_record_(Documents* source) {
     return more;
 }
 
-// Takes the next record of the open file with its text and its fields.
+// Takes the next record of the open file with its text.
 static int text_parsed_(Documents* source) {
     const int more = text_record_(source);
     return more > 0 && source->format == TEXT_JSONL
@@ -878,92 +496,18 @@ static int text_parsed_(Documents* source) {
                : more;
 }
 
-// Returns the result of all filters, and sets *which to the first that does not hold.
-static FilterResult text_filter_(Documents* source, uint32_t* which) {
-    FilterResult result = FILTER_HOLDS;
-    *which = 0;
-    for (int i = text_num_filters_(source); i-- > 0;) {
-        const FilterResult one = filter_result(&source->options.filters->list[i], &source->fields[i]);
-        source->seen[i] |= one != FILTER_MISSING;
-        result = one != FILTER_HOLDS ? one : result;
-        *which = one != FILTER_HOLDS ? (uint32_t)i : *which;
-    }
-    return result;
-}
-
-// Refuses a file in which the field of a filter is missing everywhere.
-static int text_refuse_unseen_(Documents* source) {
-    for (int i = 0; i < text_num_filters_(source); i++) {
-        const Filter* filter = &source->options.filters->list[i];
-        if (!source->seen[i]) {
-            return error_set(source->error, source->paths[source->at.file],
-                             "no document has the field \"%s\" with a %s, which --filter '%s' wants",
-                             filter->field, filter->value.kind == FIELD_NUMBER ? "number" : "text",
-                             filter->condition);
-        }
-    }
-    return 1;
-}
-
-// Reads on until a document of the file had each field of the filters.
-static int text_check_fields_(Documents* source) {
-    int more = 1, unseen = text_num_filters_(source), documents = 0;
-    uint32_t which;
-    while (unseen && (more = text_parsed_(source)) > 0) {
-        if (source->document_bytes > 0) {
-            text_filter_(source, &which);
-            documents = 1;
-        }
-        unseen = memchr(source->seen, 0, (size_t)text_num_filters_(source)) != NULL;
-    }
-    return more >= 0 && (!documents || text_refuse_unseen_(source));
-}
-
-// Counts a document that the filters dropped.
-static void text_count_filtered_(Documents* source, FilterResult result, uint32_t filter) {
-    const int is_missing = result == FILTER_MISSING;
-    TextBlock* block = source->block;
-    source->at.failed += !is_missing;
-    source->at.missing += is_missing;
-    if (block) {
-        const TextPlace place = {source->records - 1, (uint32_t)source->at.file,
-                                 2 * filter + (uint32_t)is_missing};
-        block->filtered = (TextPlace*)check_reserve(block->filtered, &block->filtered_room,
-                                                    block->num_filtered + 1, sizeof(TextPlace), "documents");
-        block->filtered[block->num_filtered++] = place;
-    }
-}
-
-// Numbers a document that passed the filters. Returns 1 if it is dropped by its number.
-static int text_number_(Documents* source) {
-    const uint64_t number = source->number++;
-    source->at.number = number;
-    return source->dropped && (source->dropped[number / 64] >> number % 64 & 1);
-}
-
 // Takes the next document that has text: 1, 0 at the end of the file, -1 after an error.
 static int text_document_(Documents* source) {
-    int more, documents = 0;
-    uint32_t filter;
+    int more;
     while ((more = text_parsed_(source)) > 0) {
-        if (source->document_bytes == 0) {
-            continue;
-        }
-        const FilterResult result = text_filter_(source, &filter);
-        documents = 1;
-        if (result != FILTER_HOLDS) {
-            text_count_filtered_(source, result, filter);
-        } else if (!text_number_(source)) {
+        if (source->document_bytes > 0) {
             source->at.document = source->records - 1;
             source->at.offset = 0;
             return 1;
         }
     }
     source->document_bytes = 0;
-    // regular files were checked before (documents_check)
-    return more == 0 && documents && source->is_stream[source->at.file] && !text_refuse_unseen_(source)
-               ? -1
-               : more;
+    return more;
 }
 
 // Records that text of the document at source->at follows.
@@ -973,12 +517,6 @@ static void text_begin_(Documents* source, TextBlock* block) {
         block->documents =
             (size_t*)check_reserve(block->documents, &block->documents_room, n + 1, sizeof(size_t), "text");
         block->documents[block->num_documents++] = block->bytes;
-    }
-    if (source->at.offset == 0 && source->options.is_whole) {
-        const TextPlace place = {source->at.document, (uint32_t)source->at.file, 0};
-        block->places = (TextPlace*)check_reserve(block->places, &block->places_room, n + 1,
-                                                  sizeof(TextPlace), "documents");
-        block->places[n] = place;
     }
     if (block->bytes == 0) {
         block->start = source->at;
@@ -990,9 +528,6 @@ static int text_append_plain_(Documents* source, TextBlock* block, size_t room) 
     size_t got;
     if (!text_read_(source, block->text + block->bytes, room, &got)) {
         return -1;
-    }
-    if (got > 0 && source->at.offset == 0 && text_number_(source)) {
-        return 0;
     }
     if (got > 0) {
         text_begin_(source, block);
@@ -1007,10 +542,11 @@ static int text_append_parts_(Documents* source, TextBlock* block) {
     text_begin_(source, block);
     block->text = (char*)check_reserve(block->text, &block->text_room, block->bytes + source->document_bytes,
                                        1, "text");
-    block->parts = (TextPart*)check_reserve(
-        block->parts, &block->parts_room, block->num_parts + source->num_messages, sizeof(TextPart), "text");
-    for (size_t i = 0; i < source->num_messages; i++) {
-        const TextMessage* message = &source->messages[i];
+    block->parts =
+        (TextPart*)check_reserve(block->parts, &block->parts_room,
+                                 block->num_parts + source->line.num_messages, sizeof(TextPart), "text");
+    for (size_t i = 0; i < source->line.num_messages; i++) {
+        const TextMessage* message = &source->line.messages[i];
         if (i > 0) {
             block->text[block->bytes++] = '\n';
         }
@@ -1030,7 +566,7 @@ static int text_append_record_(Documents* source, TextBlock* block, size_t room)
     if (more <= 0) {
         return more;
     }
-    if (source->num_messages > 0) {
+    if (source->line.num_messages > 0) {
         return text_append_parts_(source, block);
     }
     const size_t n = source->document_bytes < room ? source->document_bytes : room;
@@ -1069,8 +605,7 @@ static int text_append_(Documents* source, TextBlock* block, size_t room) {
 
 // Starts a block with what the last cut left over.
 static void text_begin_block_(Documents* source, TextBlock* block) {
-    block->bytes = block->num_documents = block->num_parts = block->num_filtered = 0;
-    source->block = source->options.is_whole ? block : NULL;
+    block->bytes = block->num_documents = block->num_parts = 0;
     if (source->carry_bytes > 0) {
         block->text = (char*)check_reserve(block->text, &block->text_room, source->carry_bytes, 1, "text");
         memcpy(block->text, source->carry, source->carry_bytes);
@@ -1100,28 +635,6 @@ static int text_continues_(const Documents* source) {
     return source->is_open && (!text_has_records_(source) || source->document_bytes > 0);
 }
 
-// Appends the rest of the last document: 1, -1 after an error.
-static int text_append_rest_(Documents* source, TextBlock* block) {
-    int more = 1;
-    while (more > 0 && text_continues_(source)) {
-        const size_t room = text_has_records_(source) ? source->document_bytes : block->bytes;
-        const size_t begin = block->documents[block->num_documents - 1];
-        block->text = (char*)check_reserve(block->text, &block->text_room, block->bytes + room, 1, "text");
-        more = text_has_records_(source) ? text_append_record_(source, block, room)
-                                         : text_append_plain_(source, block, room);
-        if (block->bytes - begin > TEXT_MAX_RECORD_) {
-            return error_set(source->error, source->paths[source->at.file],
-                             "a document of more than %d bytes; wanted it shorter to compare it with others",
-                             TEXT_MAX_RECORD_) -
-                   1;
-        }
-    }
-    if (more == 0) {
-        text_next_file_(source);
-    }
-    return more < 0 ? -1 : 1;
-}
-
 int documents_next(Documents* source, TextBlock* block) {
     text_begin_block_(source, block);
     size_t wanted = source->options.block_bytes;
@@ -1129,15 +642,12 @@ int documents_next(Documents* source, TextBlock* block) {
         while (more > 0 && block->bytes < wanted) {
             more = text_append_(source, block, wanted - block->bytes);
         }
-        if (more > 0 && source->options.is_whole) {
-            more = text_append_rest_(source, block);
-        }
         block->read_bytes = documents_read_bytes(source);
         if (more < 0) {
             return -1;
         }
         if (more == 0) {
-            return block->bytes > 0 || block->num_filtered > 0;
+            return block->bytes > 0;
         }
         if (!text_continues_(source) || text_cut_block_(source, block)) {
             return 1;
@@ -1205,18 +715,6 @@ void documents_open(Documents* source, const TextOptions* options, const char* c
     }
 }
 
-void documents_rewind(Documents* source, int is_whole) {
-    if (source->is_open) {
-        text_close_file_(source);
-    }
-    memset(&source->at, 0, sizeof(source->at));
-    source->number = source->read_before = 0;
-    source->document_bytes = source->carry_bytes = 0;
-    source->options.is_whole = is_whole;
-}
-
-void documents_drop(Documents* source, const uint64_t* bits) { source->dropped = bits; }
-
 void documents_set_pattern(Documents* source, BpePattern pattern) {
     bpe_rules_close(&source->rules);
     bpe_rules_open(&source->rules, pattern);
@@ -1232,7 +730,6 @@ int documents_check(Documents* source) {
             while (ok && got > 0 && source->format == TEXT_PLAIN && source->text_bytes < TEXT_LOOKED_AT_) {
                 ok = text_read_(source, beginning, sizeof(beginning), &got);
             }
-            ok = ok && text_check_fields_(source);
             text_close_file_(source);
         }
     }
@@ -1245,7 +742,6 @@ int documents_seek(Documents* source, TextPosition position) {
         source->read_before += source->file_bytes[i];
     }
     source->at = position;
-    source->number = position.number;
     if (position.file >= source->num_files) {
         return 1;
     }
@@ -1257,7 +753,6 @@ int documents_seek(Documents* source, TextPosition position) {
             (size_t)(position.offset < source->head_bytes ? position.offset : source->head_bytes);
         source->head_bytes -= head;
         source->text_bytes += position.offset;
-        source->number += position.offset > 0;
         return compressed_skip(&source->file, position.offset - head);
     }
     int more = 1;
@@ -1278,7 +773,7 @@ int documents_seek(Documents* source, TextPosition position) {
 }
 
 Answers documents_answers(const char* path, const char* field) {
-    const TextOptions options = {TEXT_BY_NAME, field, "", TEXT_BLOCK_BYTES, NULL, 0};
+    const TextOptions options = {TEXT_BY_NAME, field, "", TEXT_BLOCK_BYTES};
     const char* advice;
     struct stat info;
     Documents source;
@@ -1308,7 +803,7 @@ void documents_close(Documents* source) {
     bpe_rules_close(&source->rules);
     free(source->file_bytes);
     free(source->is_stream);
-    free(source->messages);
+    text_line_close(&source->line);
     free(source->window);
     free(source->carry);
     memset(source, 0, sizeof(*source));

@@ -4,13 +4,13 @@ caller.
 
     reader thread -> blocks of text -> encoder threads -> ids, in order -> sink, in the caller
 
-The ids are an end-of-text token before each document, and the document's own; those of documents
-with parts have TOKEN_NO_TARGET where an answer does not follow (chat_marks.h). They depend neither
-on the number of threads, nor on how the documents are divided into blocks (documents.h). The
-pipeline holds 2 * threads + 2 blocks with their ids at a time, whatever the size of the files.
+The ids are an end-of-text token before each document, and the document's own. In documents with
+parts, TOKEN_NO_TARGET marks ids after which no answer follows (chat_marks.h). The ids depend
+neither on the number of threads, nor on how the documents are divided into blocks (documents.h).
+The pipeline holds 2 * threads + 2 blocks with their ids at a time, whatever the size of the files.
 
 pipeline_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's
-threads, and blocks without ids. pipeline_work does any other work.
+threads, and blocks without ids.
 
 The sink takes the blocks one by one in the order of the input. It returns 0 to stop early.
 */
@@ -36,29 +36,10 @@ typedef struct {
 
 typedef int (*TokenSink)(void* context, const TokenBlock* block);
 
-// ---- any work ----
-
-// Results that a worker makes of a block.
-typedef struct {
-    void* data; // from malloc, reused for later blocks
-    size_t room, count;
-} PipelineResults;
-
-// Works on a block, with a thread's own `tool`.
-typedef void (*PipelineWork)(const TextBlock* text, PipelineResults* results, void* tool);
-
-// Takes a block and its results, in order. Returns 0 to stop early.
-typedef int (*PipelineSink)(void* context, const TextBlock* text, const PipelineResults* results);
-
-// Runs the source to its end, or until the sink returns 0, with a thread per tool. Returns 0 with
-// source->error after an error; the sink has then received all blocks before it.
-int pipeline_work(Documents* source, PipelineWork work, void** tools, size_t num_tools, PipelineSink sink,
-                  void* context);
-
 // ---- encoding ----
 
-// Encodes the source to its end, or until the sink returns 0, with this many encoders; otherwise as
-// pipeline_work.
+// Encodes the source to its end, or until the sink returns 0, with this many encoders. Returns 0
+// with source->error after an error; the sink has then received all blocks before it.
 int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
 
 // ---- training ----
@@ -83,9 +64,18 @@ int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void*
 #include "llmc/tokenizer/chat_format.h"
 #include "llmc/tokenizer/chat_marks.h"
 
+// Ids of a block.
+typedef struct {
+    int* ids; // reused for later blocks
+    size_t room, count;
+} PipelineIds_;
+
+// Works on a block, with a thread's own `tool`.
+typedef void (*PipelineWork_)(const TextBlock* text, PipelineIds_* ids, void* tool);
+
 typedef struct {
     TextBlock text;
-    PipelineResults results;
+    PipelineIds_ ids;
     int is_worked;
 } PipelineSlot_;
 
@@ -93,7 +83,7 @@ typedef struct {
 // with a worker, those below `read` have text.
 typedef struct {
     Documents* source;
-    PipelineWork work;
+    PipelineWork_ work;
     PipelineSlot_* slots;
     uint64_t num_slots;
     pthread_mutex_t lock; // guards everything below
@@ -149,7 +139,7 @@ static void* pipeline_work_(void* argument) {
         }
         PipelineSlot_* slot = &run->slots[run->taken++ % run->num_slots];
         pthread_mutex_unlock(&run->lock);
-        run->work(&slot->text, &slot->results, worker->tool);
+        run->work(&slot->text, &slot->ids, worker->tool);
         pthread_mutex_lock(&run->lock);
         slot->is_worked = 1;
         pipeline_tell_(run);
@@ -159,7 +149,7 @@ static void* pipeline_work_(void* argument) {
 }
 
 // Passes the blocks to the sink, in order, until none is left or it returns 0.
-static void pipeline_sink_(Pipeline_* run, PipelineSink sink, void* context) {
+static void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
     pthread_mutex_lock(&run->lock);
     while (!run->is_stopped && !(run->source_is_done && run->sunk == run->read)) {
         PipelineSlot_* slot = &run->slots[run->sunk % run->num_slots];
@@ -168,7 +158,8 @@ static void pipeline_sink_(Pipeline_* run, PipelineSink sink, void* context) {
             continue;
         }
         pthread_mutex_unlock(&run->lock);
-        const int goes_on = sink(context, &slot->text, &slot->results);
+        const TokenBlock block = {slot->ids.ids, slot->ids.count, &slot->text};
+        const int goes_on = sink(context, &block);
         pthread_mutex_lock(&run->lock);
         run->sunk++;
         run->is_stopped = !goes_on;
@@ -178,8 +169,7 @@ static void pipeline_sink_(Pipeline_* run, PipelineSink sink, void* context) {
 }
 
 // Starts the reader and one worker per tool, and waits until they have finished.
-static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, PipelineSink sink,
-                              void* context) {
+static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, TokenSink sink, void* context) {
     pthread_t* threads = (pthread_t*)check_alloc(num_tools + 1, sizeof(pthread_t), "threads");
     PipelineWorker_* workers = (PipelineWorker_*)check_alloc(num_tools, sizeof(PipelineWorker_), "threads");
     int reason = pthread_create(&threads[num_tools], NULL, pipeline_read_, run);
@@ -197,8 +187,9 @@ static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, Pi
     free(threads);
 }
 
-int pipeline_work(Documents* source, PipelineWork work, void** tools, size_t num_tools, PipelineSink sink,
-                  void* context) {
+// Runs the source with a thread per tool.
+static int pipeline_over_(Documents* source, PipelineWork_ work, void** tools, size_t num_tools,
+                          TokenSink sink, void* context) {
     Pipeline_ run;
     memset(&run, 0, sizeof(run));
     run.source = source;
@@ -212,7 +203,7 @@ int pipeline_work(Documents* source, PipelineWork work, void** tools, size_t num
     pthread_mutex_destroy(&run.lock);
     for (uint64_t i = 0; i < run.num_slots; i++) {
         text_block_close(&run.slots[i].text);
-        free(run.slots[i].results.data);
+        free(run.slots[i].ids.ids);
     }
     free(run.slots);
     return !run.failed;
@@ -251,12 +242,11 @@ static size_t pipeline_most_ids_(const PipelineEncoder_* tool, const TextBlock* 
 }
 
 // Encodes a block document by document.
-static void pipeline_encode_(const TextBlock* text, PipelineResults* results, void* tool_) {
+static void pipeline_encode_(const TextBlock* text, PipelineIds_* out, void* tool_) {
     PipelineEncoder_* tool = (PipelineEncoder_*)tool_;
     const Bpe* bpe = tool->encoder.bpe;
     const size_t room = pipeline_most_ids_(tool, text);
-    results->data = check_reserve(results->data, &results->room, room, sizeof(int), "text");
-    int* ids = (int*)results->data;
+    int* ids = out->ids = (int*)check_reserve(out->ids, &out->room, room, sizeof(int), "text");
     size_t count = 0, part = 0;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
@@ -268,23 +258,10 @@ static void pipeline_encode_(const TextBlock* text, PipelineResults* results, vo
         }
         begin = end;
     }
-    results->count = count;
-}
-
-// Sink of tokens.
-typedef struct {
-    TokenSink sink;
-    void* context;
-} PipelineTokens_;
-
-static int pipeline_pass_tokens_(void* context, const TextBlock* text, const PipelineResults* results) {
-    const PipelineTokens_* to = (const PipelineTokens_*)context;
-    const TokenBlock block = {(const int*)results->data, results->count, text};
-    return to->sink(to->context, &block);
+    out->count = count;
 }
 
 int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink, void* context) {
-    PipelineTokens_ to = {sink, context};
     const size_t n = (size_t)threads;
     PipelineEncoder_* encoders = (PipelineEncoder_*)check_alloc(n, sizeof(PipelineEncoder_), "encoders");
     void** tools = (void**)check_alloc(n, sizeof(void*), "encoders");
@@ -296,7 +273,7 @@ int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink,
         tools[i] = &encoders[i];
     }
     chat_marks_open(&marks, bpe);
-    const int ok = pipeline_work(source, pipeline_encode_, tools, n, pipeline_pass_tokens_, &to);
+    const int ok = pipeline_over_(source, pipeline_encode_, tools, n, sink, context);
     for (size_t i = 0; i < n; i++) {
         bpe_encoder_close(&encoders[i].encoder);
         free(encoders[i].messages);
@@ -313,9 +290,9 @@ typedef struct {
     int thread;
 } PipelineCounter_;
 
-static void pipeline_count_(const TextBlock* text, PipelineResults* results, void* tool) {
+static void pipeline_count_(const TextBlock* text, PipelineIds_* ids, void* tool) {
     const PipelineCounter_* counter = (const PipelineCounter_*)tool;
-    results->count = 0;
+    ids->count = 0;
     for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
         bpe_trainer_add(counter->trainer, counter->thread, text->text + begin, end - begin);
@@ -324,7 +301,6 @@ static void pipeline_count_(const TextBlock* text, PipelineResults* results, voi
 }
 
 int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void* context) {
-    PipelineTokens_ to = {sink, context};
     const size_t n = (size_t)trainer->threads;
     PipelineCounter_* counters = (PipelineCounter_*)check_alloc(n, sizeof(PipelineCounter_), "counters");
     void** tools = (void**)check_alloc(n, sizeof(void*), "counters");
@@ -334,7 +310,7 @@ int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void*
         counters[i].thread = (int)i;
         tools[i] = &counters[i];
     }
-    const int ok = pipeline_work(source, pipeline_count_, tools, n, pipeline_pass_tokens_, &to);
+    const int ok = pipeline_over_(source, pipeline_count_, tools, n, sink, context);
     free(tools);
     free(counters);
     return ok;

@@ -87,13 +87,6 @@ int encoded_text_is_plain(const char* list);
 // True if a file of the list has text in fields.
 int encoded_text_has_fields(const char* list);
 
-// ---- verifying ----
-
-// Checks every file of a list, and prints a line for each: shards by tokens_verify_file, text by
-// reading it to its end. Returns how many are bad. `text` needs no vocabulary and no directory.
-int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
-                        const EncodedText* text);
-
 #ifdef __cplusplus
 }
 #endif
@@ -119,7 +112,6 @@ int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vo
 #include "llmc/base/printable.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
-#include "llmc/base/enum_words.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/data/compressed_file.h"
 #include "llmc/data/shard_writer.h"
@@ -225,7 +217,7 @@ void encoded_text_warn(FILE* screen, const DataSources* sources) {
 
 static void encoded_text_open_(TextReading_* reading, const char* name, const glob_t* files,
                                const EncodedText* text) {
-    const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES, NULL, 0};
+    const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES};
     memset(reading, 0, sizeof(*reading));
     reading->name = name;
     reading->text = text;
@@ -334,19 +326,20 @@ static void encoded_text_free_kept_(TextKept_* kept) {
 }
 
 static int encoded_text_read_shards_(JsonReader* reader, TextKept_* kept) {
-    int more = 0, ok = json_take(reader, '[');
-    while (ok && (more = json_element(reader, kept->count ? JSON_NEXT : JSON_FIRST)) > 0) {
+    JsonWalk walk = json_walk(reader, '[');
+    while (json_step(&walk, NULL)) {
         const char *key, *sum;
         kept->shards =
             (TextShard_*)check_grow(kept->shards, kept->count, sizeof(TextShard_), "list of shards");
-        ok = json_take(reader, '{') && json_member(reader, JSON_FIRST, &key) > 0 &&
-             json_natural(reader, &kept->shards[kept->count].bytes) &&
-             json_member(reader, JSON_NEXT, &key) > 0 && json_string(reader, &sum) && json_take(reader, '}');
-        if (ok) {
+        walk.ok = json_take(reader, '{') && json_member(reader, JSON_FIRST, &key) > 0 &&
+                  json_natural(reader, &kept->shards[kept->count].bytes) &&
+                  json_member(reader, JSON_NEXT, &key) > 0 && json_string(reader, &sum) &&
+                  json_take(reader, '}');
+        if (walk.ok) {
             kept->shards[kept->count++].sum = strtoull(sum, NULL, 16);
         }
     }
-    return ok && more == 0;
+    return walk.ok;
 }
 
 // Reads such a file. Returns 0 if it does not exist or is not ours. An unreadable one is an error:
@@ -355,25 +348,24 @@ static int encoded_text_read_kept_(TextKept_* kept, const char* path) {
     char *text, error[ERROR_BYTES];
     const char *key, *source;
     size_t bytes;
-    int more = 0;
     memset(kept, 0, sizeof(*kept));
     if (!file_exists(path)) {
         return 0;
     }
     CHECK(file_try_read(path, TEXT_DATA_MAX_KEPT_, &text, &bytes, error), "%s", error);
     JsonReader reader = json_reader(path, text, bytes, error);
-    int ok = json_take(&reader, '{');
-    for (int n = 0; ok && (more = json_member(&reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+    JsonWalk walk = json_walk(&reader, '{');
+    while (json_step(&walk, &key)) {
         if (strcmp(key, "source") == 0 && !kept->source) {
-            ok = json_string(&reader, &source) && (kept->source = strdup(source)) != NULL;
+            walk.ok = json_string(&reader, &source) && (kept->source = strdup(source)) != NULL;
         } else if (strcmp(key, "shards") == 0 && !kept->shards && json_peek(&reader) == '[') {
-            ok = encoded_text_read_shards_(&reader, kept);
+            walk.ok = encoded_text_read_shards_(&reader, kept);
         } else {
-            ok = strcmp(key, "tokens") == 0 ? json_natural(&reader, &kept->tokens) : json_skip(&reader);
+            walk.ok = strcmp(key, "tokens") == 0 ? json_natural(&reader, &kept->tokens) : json_skip(&reader);
         }
     }
     free(text);
-    return ok && more == 0 && kept->source;
+    return walk.ok && kept->source;
 }
 
 // Sets *sum to the checksum of a shard and its mask. Returns 0 with the error.
@@ -672,70 +664,6 @@ int encoded_text_has_fields(const char* list) {
         encoded_text_files_(list, documents_has_fields, &with_fields);
     }
     return with_fields > 0;
-}
-
-// ---- verifying ----
-
-// Reads a text file to its end and counts its contents. Returns 0 with the reason in `error` if it
-// is damaged.
-static int encoded_text_read_through_(const char* path, const TextOptions* options, size_t* documents,
-                                      size_t* bytes, char* error) {
-    Documents source;
-    TextBlock block;
-    TokensProgress progress = {0, 0};
-    int more;
-    const int fd = file_open_regular(path, error); // documents_open would end the program
-    if (fd < 0 || close(fd) != 0 || !documents_is_text(path, error)) {
-        return 0;
-    }
-    memset(&block, 0, sizeof(block));
-    documents_open(&source, options, &path, 1);
-    more = documents_check(&source) ? 1 : -1;
-    while (more > 0 && (more = documents_next(&source, &block)) > 0) {
-        *documents += block.num_documents;
-        *bytes += block.bytes;
-        tokens_progress(&progress, block.bytes, path);
-    }
-    memcpy(error, source.error, sizeof(source.error));
-    documents_close(&source);
-    text_block_close(&block);
-    return more == 0 && (*bytes > 0 || error_set(error, path, "no text in it"));
-}
-
-// Checks a text file, and prints a line about it. True if it is intact.
-static int encoded_text_verify_file_(FILE* out, const char* path, const TextOptions* options) {
-    char error[ERROR_BYTES];
-    const char* checksum = "";
-    size_t documents = 0, bytes = 0;
-    if (!encoded_text_read_through_(path, options, &documents, &bytes, error) ||
-        !tokens_verify_checksum(path, &checksum, error)) {
-        fprintf(out, "BAD  %s\n", error);
-        return 0;
-    }
-    printable_line(out, "ok   %s: %zu document%s, %zu bytes of text, %s", path, documents, words_s(documents),
-                   bytes, checksum);
-    return 1;
-}
-
-int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
-                        const EncodedText* text) {
-    const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES, NULL, 0};
-    SourceList sources;
-    int bad = 0;
-    mixture_read_list(&sources, list);
-    for (int i = 0; i < sources.count; i++) {
-        glob_t files = tokens_list(sources.patterns[i]);
-        for (size_t k = 0; k < files.gl_pathc; k++) {
-            const char* path = files.gl_pathv[k];
-            signals_end("checking the data");
-            bad += tokens_is_shard(path) ? !tokens_verify_file(out, path, format, vocab_size)
-                                         : !encoded_text_verify_file_(out, path, &options);
-            fflush(out);
-        }
-        globfree(&files);
-    }
-    free(sources.text);
-    return bad;
 }
 
 #endif // ENCODED_TEXT_IMPLEMENTATION

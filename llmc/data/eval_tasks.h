@@ -54,9 +54,8 @@ typedef struct {
 typedef struct {
     char* name;
     TaskKind kind;
-    int T;           // tokens per row
-    double baseline; // accuracy of guessing, of a task of CORE; NAN: of another
-    int* tokens;     // of all documents
+    int T;       // tokens per row
+    int* tokens; // of all documents
     size_t num_tokens, token_room;
     TaskDocument* documents;
     size_t num_documents, document_room;
@@ -82,7 +81,6 @@ typedef struct {
     TaskKind kind;
     TaskShare acc, acc_norm,
         acc_bytes;    // not for a text; the last two only for a choice, acc_bytes with a tokenizer
-    double centered;  // accuracy above the baseline, as a share of what is above it
     double loss, bpb; // not for a choice: nats per scored token, bits per byte with a tokenizer
     double tokens;    // scored tokens
 } TaskScore;          // unknown values are NAN
@@ -97,8 +95,7 @@ void task_close(Task* task);
 // Returns room for `count` more tokens after the last one.
 int* task_begin(Task* task, size_t count);
 
-// Adds a document of the next `length` tokens, at least one more than `scored`, which is at most T;
-// a choice may have a document of which none are scored (core_tasks.h).
+// Adds a document of the next `length` tokens, at least one more than `scored`, which is at most T.
 // If it is too long for a row, its first tokens are dropped. Counts its bytes with `tokenizer`,
 // unless NULL.
 void task_add(Task* task, size_t length, int scored, const Tokenizer* tokenizer);
@@ -107,8 +104,8 @@ void task_add(Task* task, size_t length, int scored, const Tokenizer* tokenizer)
 void task_example(Task* task, int count, int gold);
 
 // Adds the documents of a text, which is the next `count` tokens: windows of up to T tokens and
-// their targets. Each scores the `stride` targets after those of the previous one; the first scores
-// all of its targets. The first token of the text is no target.
+// their targets. Each scores the `stride` targets that follow the previous window's; the first
+// scores all of its targets. The first token of the text is no target.
 void task_windows(Task* task, size_t count, int stride, const Tokenizer* tokenizer);
 
 // Makes the rows; call it after the last document.
@@ -155,7 +152,6 @@ void task_open(Task* task, const char* name, TaskKind kind, int T) {
     printable(task->name);
     task->kind = kind;
     task->T = T;
-    task->baseline = NAN;
 }
 
 void task_close(Task* task) {
@@ -297,10 +293,6 @@ static int task_choice_(const Task* task, const TaskExample* example, const Task
                         TaskNorm_ norm) {
     double least = INFINITY;
     int chosen = -1;
-    // a mean of no tokens is only chosen as the first, as Python's min does
-    if (norm == TASK_PER_TOKEN_ && task->documents[example->first].scored == 0) {
-        return 0;
-    }
     for (int i = 0; i < example->count; i++) {
         const size_t d = example->first + (size_t)i;
         const double loss = results[d].nats / task_divisor_(&task->documents[d], norm);
@@ -337,16 +329,9 @@ static TaskShare task_continuations_(const Task* task, const TaskResult* results
     return task_share_(right, (double)task->num_documents);
 }
 
-// Returns the accuracy above that of guessing, as a share of what is above it; NAN without a
-// baseline. CORE chooses by mean loss.
-static double task_centered_(const Task* task, const TaskScore* score) {
-    const double acc = task->kind == TASK_CHOICE ? score->acc_norm.value : score->acc.value;
-    return (acc - task->baseline) / (1 - task->baseline);
-}
-
 TaskScore task_score(const Task* task, const TaskResult* results) {
     const TaskShare unknown = {NAN, NAN};
-    TaskScore score = {task->kind, unknown, unknown, unknown, NAN, NAN, NAN, 0};
+    TaskScore score = {task->kind, unknown, unknown, unknown, NAN, NAN, 0};
     double nats = 0, bytes = 0;
     for (size_t d = 0; d < task->num_documents; d++) {
         nats += results[d].nats;
@@ -357,12 +342,10 @@ TaskScore task_score(const Task* task, const TaskResult* results) {
         score.acc = task_choices_(task, results, TASK_SUM_);
         score.acc_norm = task_choices_(task, results, TASK_PER_TOKEN_);
         score.acc_bytes = bytes > 0 ? task_choices_(task, results, TASK_PER_BYTE_) : unknown;
-        score.centered = task_centered_(task, &score);
         return score;
     }
     if (task->kind == TASK_CONTINUATION) {
         score.acc = task_continuations_(task, results);
-        score.centered = task_centered_(task, &score);
     }
     score.loss = nats / score.tokens;
     score.bpb = bytes > 0 ? nats / M_LN2 / bytes : NAN;

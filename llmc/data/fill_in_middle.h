@@ -9,8 +9,8 @@ prefix, a middle and a suffix, each possibly empty, and becomes
     SPM    PRE SUF suffix MID prefix middle        for a share of spm_rate of them
 
 PRE, SUF and MID are special tokens that the tokenizer has for it. End-of-text at either end of the
-piece stays there. The target of the last token of the middle is end-of-text, in a document that the
-row cuts, too.
+piece stays there. The target of the last token of the middle is end-of-text, even if the row cuts
+the document.
 
 The paper cuts between characters. Data are tokens, so this cuts between tokens.
 

@@ -8,10 +8,10 @@ have no weights: then a schedule has them (data_schedule.h), and they may change
 
 Sequence p of the run is row j of source s (source_order.h), counted over that source's epochs.
 
-A checkpoint keeps how many rows each source has given, of earlier sources, too (MixtureState). A
+A checkpoint keeps how many rows each source has given, even one no longer used (MixtureState). A
 run that resumes with the same weights continues its stretch, with the same bits. Other weights, new
-and fewer sources start a new stretch: each source continues after its last row, and one that was
-away, too. A source is known by its name, or under a new name by its contents.
+and fewer sources start a new stretch: each source continues after its last row, even if it was
+away for a while. A source is known by its name, or under a new name by its contents.
 */
 #ifndef LLMC_MIXTURE_H
 #define LLMC_MIXTURE_H
@@ -396,7 +396,7 @@ static int mixture_is_same_(const DataSource* source, const SourceState* saved) 
     return now == saved->fingerprint && (tokens == saved->tokens || (!now && tokens > saved->tokens));
 }
 
-// Finds a source among those of a checkpoint that are not taken yet, by its name or its contents.
+// Finds a source in a checkpoint by its name or its contents; -1 if absent or already taken.
 static int mixture_find_before_(const DataSource* source, const MixtureState* saved, const char* taken,
                                 int by_name) {
     for (int i = 0; i < saved->count; i++) {

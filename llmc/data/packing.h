@@ -2,9 +2,9 @@
 packing.h -- how documents become the rows that a run reads.
 
 A stream of N tokens consists of documents: one starts at its first token, and one at each
-end-of-text token or, in files with an index, where the index says. If a stream is only a part of
-its files, as validation data are, a part of a document counts as a document. A row is up to T
-tokens, each with a target, the token that follows it in the stream:
+end-of-text token. If a stream is only a part of its files, as validation data are, a part of a
+document counts as a document. A row is up to T tokens, each with a target, the token that follows
+it in the stream:
 
     stream    row k is the tokens [k T, (k+1) T), across document boundaries.
     aligned   T tokens from the start of a document, continuing into the following ones. If the row
@@ -20,13 +20,12 @@ tokens, each with a target, the token that follows it in the stream:
     uniform   the same rows sorted by length, for batches of rows of similar length.
 
 In the last four, every token is in exactly one row. The target of a document's last token is the
-end-of-text token that follows it in the stream; if something else follows, it has no target. At the
-end of the files, end-of-text follows a document that starts with it. A row shorter than T is padded
-with end-of-text tokens, whose targets are -1. A piece without any target (a single last token) is
-dropped.
+end-of-text token that follows it in the stream. At the end of the files, end-of-text follows a
+document that starts with it. A row shorter than T is padded with end-of-text tokens, whose targets
+are -1. A piece without any target (a single last token) is dropped.
 
 Some pieces may be rearranged with marks (fill_in_middle.h): they are cut so that the marks fit into
-the row, too, and no other token is dropped for them. Then rows of stream and aligned consist of
+the row, and no other token is dropped to make room. Then rows of stream and aligned consist of
 pieces as well, one for each document in them.
 
 Targets that a mask hides (target_mask.h) are -1. Pieces whose targets are all hidden are dropped,
@@ -44,6 +43,7 @@ are opened.
 #include <stdio.h>
 
 #include "llmc/base/enum_words.h"
+#include "llmc/data/document_starts.h"
 #include "llmc/data/fill_in_middle.h"
 #include "llmc/data/token_files.h"
 
@@ -64,12 +64,6 @@ extern "C" {
 typedef enum { PACKING_WORDS(WORDS_VALUE) } Packing;
 typedef enum { DOCUMENT_MASK_OFF, DOCUMENT_MASK_ON } DocumentMask;
 
-// Growing list of positions.
-typedef struct {
-    uint64_t* at;
-    size_t count, room;
-} PositionList_;
-
 typedef struct {
     const TokenStream* stream; // must stay valid
     Packing pack;
@@ -77,9 +71,9 @@ typedef struct {
     FillInMiddle fim;
     uint64_t count; // R
     // start of each document, ascending, the first at 0; empty if not needed
-    PositionList_ documents;
-    PositionList_ pieces;     // pieces (piece_) of all rows, in order; empty: row k starts at k T
-    PositionList_ row_pieces; // (R + 1) first piece of each row; empty: piece k is row k
+    PositionList documents;
+    PositionList pieces;     // pieces (piece_) of all rows, in order; empty: row k starts at k T
+    PositionList row_pieces; // (R + 1) first piece of each row; empty: piece k is row k
     // tokens of the stream in the rows, so N - tokens are dropped; and marks: the rest of R T is
     // padding
     uint64_t tokens, marks;
@@ -139,219 +133,6 @@ double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uin
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/mapped_file.h"
-
-// ---- lists ----
-
-static void positions_reserve_(PositionList_* list, size_t more) {
-    list->at =
-        (uint64_t*)check_reserve(list->at, &list->room, list->count + more, sizeof(uint64_t), "documents");
-}
-
-static void positions_add_(PositionList_* list, uint64_t position) {
-    positions_reserve_(list, 1);
-    list->at[list->count++] = position;
-}
-
-// Counts the positions of the list up to and including `position`.
-static size_t positions_until_(const PositionList_* list, uint64_t position) {
-    size_t low = 0, high = list->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (list->at[middle] <= position) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
-// ---- documents ----
-
-// Counts in sums as wide as a token, which compilers vectorize: at most 2^15 tokens.
-static size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint16_t eot) {
-    uint16_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        count = (uint16_t)(count + (tokens[i] == eot));
-    }
-    return count;
-}
-
-static size_t documents_count_u32_(const uint32_t* tokens, size_t n, uint32_t eot) {
-    uint32_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        count += tokens[i] == eot;
-    }
-    return count;
-}
-
-// Counts the end-of-text tokens among n tokens of 2 or 4 bytes.
-static size_t documents_count_(const TokenSpan* span, size_t start, size_t n, int eot) {
-    const size_t step = 1 << 15;
-    size_t count = 0;
-    if (span->width == 2 && eot > UINT16_MAX) {
-        return 0;
-    }
-    for (size_t i = 0; i < n; i += step) {
-        const size_t take = n - i < step ? n - i : step;
-        count += span->width == 2
-                     ? documents_count_u16_((const uint16_t*)span->tokens + start + i, take, (uint16_t)eot)
-                     : documents_count_u32_((const uint32_t*)span->tokens + start + i, take, (uint32_t)eot);
-    }
-    return count;
-}
-
-// Writes their positions, plus `base`, to [out, out_end); searches only blocks that have some.
-// Returns the end of what was written.
-static uint64_t* documents_write_(const TokenSpan* span, size_t start, size_t n, int eot, uint64_t base,
-                                  uint64_t* out, const uint64_t* out_end) {
-    const size_t step = 64;
-    for (size_t i = 0; i < n; i += step) {
-        const size_t end = n - i < step ? n : i + step;
-        if (documents_count_(span, start + i, end - i, eot) == 0) {
-            continue;
-        }
-        for (size_t j = start + i; j < start + end; j++) {
-            const uint32_t token =
-                span->width == 2 ? ((const uint16_t*)span->tokens)[j] : ((const uint32_t*)span->tokens)[j];
-            if (token == (uint32_t)eot && out < out_end) {
-                *out++ = base + j;
-            }
-        }
-    }
-    return out;
-}
-
-// Part of a span, for mapped_try: counts its documents, or writes their positions.
-typedef struct {
-    const TokenSpan* span;
-    size_t start, n;
-    int eot;
-    uint64_t base;
-    size_t count;
-    uint64_t* out; // NULL: count
-} DocumentsBlock_;
-
-static void documents_read_block_(void* block_) {
-    DocumentsBlock_* b = (DocumentsBlock_*)block_;
-    if (!b->out) {
-        b->count = documents_count_(b->span, b->start, b->n, b->eot);
-        return;
-    }
-    const uint64_t* end = b->out + b->count;
-    CHECK(documents_write_(b->span, b->start, b->n, b->eot, b->base, b->out, end) == end,
-          "%s: changed while it was searched for documents; was it written to?", b->span->path);
-}
-
-// Counts the documents of the block (out NULL) or writes their positions; ends the program if the
-// file has become shorter.
-static size_t documents_try_(DocumentsBlock_ block) {
-    const void* where;
-    CHECK(mapped_try(documents_read_block_, &block, &where) == MAPPED_READ,
-          "%s: became shorter while it was searched for documents; was it written to?", block.span->path);
-    return block.count;
-}
-
-// Adds the end-of-text tokens [start, end) of a span, in parallel: each round first counts some
-// blocks, then writes, while they are in the cache or at least in memory.
-static void documents_scan_(PositionList_* list, const TokenSpan* span, size_t start, size_t end, int eot,
-                            uint64_t base) {
-    enum { BLOCKS = 64 };
-    const size_t max = (size_t)1 << 18; // tokens per block
-    size_t at[BLOCKS + 1], place[BLOCKS + 1];
-    for (; start < end; start = at[BLOCKS]) {
-        for (size_t i = 0; i <= BLOCKS; i++) {
-            at[i] = end - start < i * max ? end : start + i * max;
-        }
-        place[0] = list->count;
-#ifdef _OPENMP
-#pragma omp parallel for if (at[1] < end)
-#endif
-        for (int i = 0; i < BLOCKS; i++) {
-            const DocumentsBlock_ block = {span, at[i], at[i + 1] - at[i], eot, base, 0, NULL};
-            place[i + 1] = documents_try_(block);
-        }
-        for (int i = 0; i < BLOCKS; i++) {
-            place[i + 1] += place[i];
-        }
-        positions_reserve_(list, place[BLOCKS] - place[0]);
-        uint64_t* out = list->at;
-#ifdef _OPENMP
-#pragma omp parallel for if (at[1] < end)
-#endif
-        for (int i = 0; i < BLOCKS; i++) {
-            const DocumentsBlock_ block = {
-                span, at[i], at[i + 1] - at[i], eot, base, place[i + 1] - place[i], out + place[i]};
-            documents_try_(block);
-        }
-        list->count = place[BLOCKS];
-    }
-}
-
-// Adds the documents that start in [start, end) according to a Megatron index of its span.
-static void documents_read_index_(PositionList_* list, const TokenSpan* span, size_t start, size_t end,
-                                  uint64_t base) {
-    const MegatronIndex it = megatron_index(span->index);
-    for (uint64_t i = 0; i < it.marks; i++) {
-        const uint64_t sequence = (uint64_t)megatron_i64(it.documents, i);
-        if (sequence >= it.sequences) { // the end, or empty documents at the end
-            return;
-        }
-        const uint64_t at = (uint64_t)megatron_i64(it.offsets, sequence) / (uint64_t)it.width;
-        // skips empty documents
-        if (at >= start && at < end && list->at[list->count - 1] != base + at) {
-            positions_add_(list, base + at);
-        }
-    }
-}
-
-// True if the files of the stream have an end-of-text token anywhere: a part of them may lie inside
-// one document.
-static int documents_are_marked_(const TokenStream* stream, int eot) {
-    const size_t step = (size_t)1 << 20;
-    for (size_t i = 0; i < stream->num_spans; i++) {
-        const TokenSpan* span = &stream->spans[i];
-        // bytes have none
-        for (size_t start = 0; span->width > 1 && start < span->count; start += step) {
-            const size_t left = span->count - start;
-            if (span->index || documents_count_(span, start, left < step ? left : step, eot) > 0) {
-                return 1;
-            }
-        }
-    }
-    return 0;
-}
-
-// Finds the documents of the stream. Tokens before the first end-of-text token are a document, too.
-static void documents_find_(Rows* rows) {
-    const TokenStream* stream = rows->stream;
-    const size_t from = stream->begin, to = stream->begin + stream->count;
-    PositionList_* list = &rows->documents;
-    positions_add_(list, 0);
-    for (size_t i = 0; i < stream->num_spans; i++) {
-        const TokenSpan* span = &stream->spans[i];
-        const size_t first = span->first, last = span->first + span->count;
-        if (last <= from || first >= to || span->width == 1) { // bytes contain no end-of-text token
-            continue;
-        }
-        const size_t start = first < from ? from - first : 0, end = last > to ? to - first : span->count;
-        // modulo 2^64 if the span starts before the stream
-        const uint64_t base = (uint64_t)first - from;
-        if (span->index) {
-            documents_read_index_(list, span, start, end, base);
-        } else {
-            documents_scan_(list, span, start, end, rows->eot, base);
-        }
-    }
-    CHECK(list->count > 1 || documents_are_marked_(stream, rows->eot),
-          "%s: no token %d (end of text), wanted documents that begin with it: is the tokenizer another one, "
-          "or --pack stream?",
-          stream->name, rows->eot);
-    if (list->count > 1 && list->at[1] == 0) { // the first token was found again
-        memmove(list->at, list->at + 1, --list->count * sizeof(uint64_t));
-    }
-}
 
 // Returns the end of document d.
 static uint64_t document_end_(const Rows* rows, size_t d) {
@@ -387,7 +168,7 @@ static uint64_t piece_at_(const Rows* rows, uint64_t at, uint64_t end, uint64_t 
     return piece_(at, length < room ? length : room);
 }
 
-// Adds the tokens of a piece to those of the rows.
+// Adds a piece to the number of tokens in rows.
 static void rows_count_(Rows* rows, uint64_t piece) {
     const uint64_t marks = piece_marks_(rows, piece);
     rows->tokens += (uint64_t)piece_length_(piece) - marks;
@@ -408,15 +189,9 @@ static int rows_last_target_(const Rows* rows) {
     return ends ? rows->eot : -1;
 }
 
-// Returns the target of the token before position `next` at the end of a piece: -1 if the next
-// token belongs to another document that does not start with end-of-text.
+// Returns the target of the token before position `next` at the end of a piece.
 static int rows_target_(const Rows* rows, uint64_t next) {
-    if (next == rows->stream->count) {
-        return rows_last_target_(rows);
-    }
-    const int token = tokens_at(rows->stream, (size_t)next);
-    const int is_first = rows->documents.at[positions_until_(&rows->documents, next) - 1] == next;
-    return token == rows->eot || !is_first ? token : -1;
+    return next == rows->stream->count ? rows_last_target_(rows) : tokens_at(rows->stream, (size_t)next);
 }
 
 // Returns the number of targets of a piece of n tokens: with `target` for the last of them, -1 if
@@ -431,14 +206,14 @@ static int piece_targets_(const Rows* rows, uint64_t at, int n, int target) {
 // ---- making rows ----
 
 // Adds a piece, unless it has no target. The target of its last token may be missing if `ends`.
-static void rows_add_(Rows* rows, PositionList_* list, uint64_t piece, int ends) {
+static void rows_add_(Rows* rows, PositionList* list, uint64_t piece, int ends) {
     const uint64_t at = piece_start_(piece), end = piece_end_(rows, piece);
     const int n = (int)(end - at);
     // a search, so only where the number of targets depends on it
     const int target = ends && (n == 1 || rows->has_mask) ? rows_target_(rows, end) : 0;
     const int counted = piece_targets_(rows, at, n, target);
     if (counted > 0) {
-        positions_add_(list, piece);
+        positions_add(list, piece);
         rows_count_(rows, piece);
         rows->targets += (uint64_t)counted;
     }
@@ -479,7 +254,7 @@ static uint64_t rows_join_one_(Rows* rows, size_t d, uint64_t start) {
     uint64_t at = start, room = (uint64_t)rows->T;
     for (; room > 0 && at < N; d++) {
         const uint64_t piece = piece_at_(rows, at, document_end_(rows, d), room);
-        positions_add_(&rows->pieces, piece);
+        positions_add(&rows->pieces, piece);
         rows_count_(rows, piece);
         room -= (uint64_t)piece_length_(piece);
         at = piece_end_(rows, piece);
@@ -490,7 +265,7 @@ static uint64_t rows_join_one_(Rows* rows, size_t d, uint64_t start) {
         rows->marks = marks;
         return N;
     }
-    positions_add_(&rows->row_pieces, first);
+    positions_add(&rows->row_pieces, first);
     return at;
 }
 
@@ -503,11 +278,11 @@ static void rows_join_(Rows* rows) {
         start = next < N ? rows_next_(rows, &d, next) : N;
         d += start < N && start == document_end_(rows, d);
     }
-    positions_add_(&rows->row_pieces, rows->pieces.count);
+    positions_add(&rows->row_pieces, rows->pieces.count);
 }
 
-// Adds the pieces of document d: those of T tokens to `whole`, its rest to `rests`.
-static void rows_cut_(Rows* rows, size_t d, PositionList_* whole, PositionList_* rests) {
+// Cuts document d: pieces of T tokens go to `whole`, the rest to `rests`.
+static void rows_cut_(Rows* rows, size_t d, PositionList* whole, PositionList* rests) {
     const uint64_t end = document_end_(rows, d);
     for (uint64_t at = rows->documents.at[d], next; at < end; at = next) {
         const uint64_t piece = piece_at_(rows, at, end, (uint64_t)rows->T);
@@ -551,8 +326,8 @@ static void rows_make_uniform_(Rows* rows) {
 // Rows of a window that are being filled.
 typedef struct {
     int T;
-    PositionList_ pieces, sorted; // (BESTFIT_WINDOW) pieces of less than T tokens
-    PositionList_ whole, order;   // pieces of T tokens; the rows in the order they are added
+    PositionList pieces, sorted; // (BESTFIT_WINDOW) pieces of less than T tokens
+    PositionList whole, order;   // pieces of T tokens; the rows in the order they are added
     int num_rows;
     // (BESTFIT_WINDOW) by row: its first and last piece, as indices into `sorted`
     int *first, *last;
@@ -567,9 +342,9 @@ static void bestfit_open_(Bestfit_* fit, int T) {
     int* memory = (int*)check_alloc(5 * (size_t)BESTFIT_WINDOW + (size_t)T + 1, sizeof(int), "packing");
     memset(fit, 0, sizeof(*fit));
     fit->T = T;
-    positions_reserve_(&fit->pieces, BESTFIT_WINDOW);
-    positions_reserve_(&fit->sorted, BESTFIT_WINDOW);
-    positions_reserve_(&fit->order, BESTFIT_WINDOW);
+    positions_reserve(&fit->pieces, BESTFIT_WINDOW);
+    positions_reserve(&fit->sorted, BESTFIT_WINDOW);
+    positions_reserve(&fit->order, BESTFIT_WINDOW);
     fit->first = memory;
     fit->last = memory + BESTFIT_WINDOW;
     fit->space = memory + 2 * BESTFIT_WINDOW;
@@ -647,8 +422,8 @@ static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
     size_t whole = 0;
     fit->order.count = 0;
     for (int row = 0; row < fit->num_rows; row++) {
-        positions_add_(&fit->order,
-                       piece_start_(fit->sorted.at[fit->first[row]]) * BESTFIT_WINDOW + (uint64_t)row);
+        positions_add(&fit->order,
+                      piece_start_(fit->sorted.at[fit->first[row]]) * BESTFIT_WINDOW + (uint64_t)row);
     }
     if (fit->order.count > 0) { // qsort does not take a missing array
         qsort(fit->order.at, fit->order.count, sizeof(uint64_t), bestfit_compare_);
@@ -657,15 +432,15 @@ static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
         const uint64_t key = i < fit->order.count ? fit->order.at[i] : UINT64_MAX;
         for (; whole < fit->whole.count && piece_start_(fit->whole.at[whole]) < key / BESTFIT_WINDOW;
              whole++) {
-            positions_add_(&rows->row_pieces, rows->pieces.count);
-            positions_add_(&rows->pieces, fit->whole.at[whole]);
+            positions_add(&rows->row_pieces, rows->pieces.count);
+            positions_add(&rows->pieces, fit->whole.at[whole]);
         }
         if (i == fit->order.count) {
             return;
         }
-        positions_add_(&rows->row_pieces, rows->pieces.count);
+        positions_add(&rows->row_pieces, rows->pieces.count);
         for (int piece = fit->first[key % BESTFIT_WINDOW]; piece >= 0; piece = fit->next[piece]) {
-            positions_add_(&rows->pieces, fit->sorted.at[piece]);
+            positions_add(&rows->pieces, fit->sorted.at[piece]);
         }
     }
 }
@@ -692,7 +467,7 @@ static void rows_bestfit_(Rows* rows) {
             bestfit_window_(&fit, rows);
         }
     }
-    positions_add_(&rows->row_pieces, rows->pieces.count);
+    positions_add(&rows->row_pieces, rows->pieces.count);
     bestfit_close_(&fit);
 }
 
@@ -753,7 +528,7 @@ void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int e
     CHECK(stream->count >> (64 - PIECE_LENGTH_BITS_) == 0, "%s: %zu tokens, wanted less than 2^44",
           stream->name, stream->count);
     if (pack != PACK_STREAM || mask == DOCUMENT_MASK_ON || rows->fim.rate > 0) {
-        documents_find_(rows);
+        documents_find(&rows->documents, stream, eot);
     }
     if (pack <= PACK_ALIGNED && rows->fim.rate > 0) {
         rows_join_(rows);
@@ -789,7 +564,7 @@ static uint64_t rows_start_(const Rows* rows, uint64_t row) {
 }
 
 uint64_t rows_count_cut(const Rows* rows) {
-    const PositionList_* list = &rows->documents;
+    const PositionList* list = &rows->documents;
     uint64_t cut = 0;
     for (size_t i = 0; i < list->count; i++) {
         const uint64_t end = i + 1 < list->count ? list->at[i + 1] : rows->stream->count;
@@ -814,7 +589,7 @@ int rows_length(const Rows* rows, uint64_t row) {
 // Sets starts (n) of tokens in a row, from position `at` of the stream: where each token's document
 // starts; one that started earlier starts with the row.
 static void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts) {
-    size_t next = positions_until_(&rows->documents, at);
+    size_t next = positions_until(&rows->documents, at);
     for (int t = 0, start = 0; t < n; t++) {
         if (next < rows->documents.count && rows->documents.at[next] == at + (uint64_t)t) {
             start = t;
@@ -912,11 +687,11 @@ void rows_add_counts(const Rows* rows, uint64_t row, RowCounts* counts) {
 
 // Prints where a piece comes from.
 static void rows_print_piece_(FILE* file, const Rows* rows, uint64_t start, uint64_t length) {
-    const PositionList_* documents = &rows->documents;
+    const PositionList* documents = &rows->documents;
     tokens_print_place(file, rows->stream, start, length);
     if (documents->count > 0) {
-        const size_t first = positions_until_(documents, start),
-                     last = positions_until_(documents, start + length - 1);
+        const size_t first = positions_until(documents, start),
+                     last = positions_until(documents, start + length - 1);
         fprintf(file, first == last ? " (document %zu)" : " (documents %zu-%zu)", first - 1, last - 1);
     }
 }
@@ -952,7 +727,7 @@ double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uin
                                                          : rows->pieces.at[i];
         const uint64_t next = piece_start_(piece) + (uint64_t)piece_length_(piece);
         const int is_open = // the last token has a target, and that a value
-            rows->pack <= PACK_ALIGNED || (next < rows->stream->count && rows_target_(rows, next) >= 0);
+            rows->pack <= PACK_ALIGNED || next < rows->stream->count;
         for (uint64_t at = piece_start_(piece) + 1; at < next + (uint64_t)is_open; at++) {
             sum += values[at];
             ++*counted;

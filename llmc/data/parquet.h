@@ -1,6 +1,6 @@
 /*
-parquet.h -- reads the texts or the numbers of one column of a Parquet file, as pyarrow, polars,
-DuckDB and parquet-rs write them.
+parquet.h -- reads the texts of one column of a Parquet file, as pyarrow, polars, DuckDB and
+parquet-rs write them.
 
     Parquet file;
     const char* text;
@@ -13,24 +13,19 @@ DuckDB and parquet-rs write them.
 The file: "PAR1", pages, footer, u32 bytes of the footer, "PAR1". The footer and the page headers
 are structs in Thrift's compact protocol. The rows are divided into row groups; in each, a column is
 one run of pages, of which the first may be a dictionary. A page is a header, the definition levels
-of a column that may be null (the highest: a value; below it: null), and the values:
+of a column that may be null (1: a value, 0: null), and the values:
 
-    PLAIN                      for each text u32 bytes, then these bytes; for each number 4 or 8
-                               bytes; for each BOOLEAN one bit
+    PLAIN                      for each text u32 bytes, then these bytes
     RLE_DICTIONARY             u8 width, then runs of indices into the dictionary, which is PLAIN
     DELTA_LENGTH_BYTE_ARRAY    the lengths of all, then the bytes of all
     DELTA_BYTE_ARRAY           the length of the prefix shared with the previous value, then the
                                rest as above
-    DELTA_BINARY_PACKED        differences between whole numbers
-    RLE                        u32 bytes, then runs of BOOLEANs
 
 github.com/apache/parquet-format: README, Encodings, Compression, src/main/thrift/parquet.thrift.
 
-Supported are columns that are required or optional: top-level ones of strings (parquet_open), and
-also numbers and BOOLEANs, at any depth of structs (parquet_open_values); both versions of pages;
+Supported are top-level columns of strings that are required or optional; both versions of pages;
 pages uncompressed, or compressed by GZIP, ZSTD or SNAPPY if the program was built with HAVE_ZLIB,
-HAVE_ZSTD, HAVE_SNAPPY. One page and its dictionary are in memory at a time. parquet_next skips
-nulls, but not empty strings.
+HAVE_ZSTD, HAVE_SNAPPY. One page and its dictionary are in memory at a time.
 
 Nothing in the file is trusted: every number is checked before use, and a page must end with its
 last row. Page checksums, if any, are verified with HAVE_ZLIB. Little-endian machines only.
@@ -46,7 +41,6 @@ uncompressed, 640 ZSTD, 300 SNAPPY, 140 GZIP, in 19 MiB of memory; pyarrow 26 on
 #include <stdint.h>
 
 #include "llmc/base/check.h"
-#include "llmc/data/field_value.h"
 #include "llmc/data/thrift.h"
 
 #ifdef __cplusplus
@@ -71,7 +65,7 @@ typedef struct {
 // Reader of deltas. Varints: numbers per block, miniblocks per block, numbers in all, the first
 // number. Then blocks: the smallest difference, the width of each miniblock as a byte, and the
 // miniblocks: differences minus the smallest, packed. The last block has only the miniblocks it
-// needs. Sums wrap at 64 bits, of which INT32 and lengths are the lower half.
+// needs. Sums wrap at 64 bits, of which lengths are the lower half.
 typedef struct {
     ThriftReader bytes;
     uint64_t left;       // numbers left, including `next`
@@ -105,17 +99,11 @@ typedef struct {
     size_t bytes;
 } ParquetText_;
 
-// Kinds of columns that can be read.
-typedef enum { PARQUET_TEXTS, PARQUET_VALUES } ParquetWanted;
-
 typedef struct {
     char *path, *column;
     int fd;
-    uint64_t bytes; // size of the file
-    ParquetWanted wanted;
-    int type;        // of the column
-    int is_unsigned; // whole numbers without a sign
-    int max_level;   // definition level of a value; 0: never null
+    uint64_t bytes;  // size of the file
+    int may_be_null; // values have definition levels
     uint64_t rows;
     ParquetChunk_* chunks; // the column's, by row group
     size_t num_chunks;
@@ -128,10 +116,9 @@ typedef struct {
 
     // the page
     int encoding;
-    ParquetRuns_ levels, indices;     // `indices` also of BOOLEANs
-    ParquetDeltas_ prefixes, lengths; // `lengths` also of whole numbers
+    ParquetRuns_ levels, indices;
+    ParquetDeltas_ prefixes, lengths;
     ThriftReader values;
-    int bit;           // bits used of the byte at values.at: BOOLEAN
     size_t text_bytes; // length of the last value, in `text`: DELTA_BYTE_ARRAY
     ParquetText_* dictionary;
     size_t num_dictionary;
@@ -149,21 +136,15 @@ void parquet_close(Parquet* p);
 // close.
 int parquet_open(Parquet* p, const char* path, const char* column);
 
-// Does so for a column that may have numbers and be inside of structs: "meta.score".
-int parquet_open_values(Parquet* p, const char* path, const char* column);
-
 // Returns the number of rows, including nulls.
 static inline uint64_t parquet_rows(const Parquet* p) { return p->rows; }
 
 // ---- values ----
 
-// Reads the next row that is not null: 1 and its text, without a terminating zero, valid until the
-// next call; 0 after the last; -1 with the reason in p->error if the file is damaged: then only
-// parquet_close may follow.
+// Reads the next row: 1 and its text, without a terminating zero, valid until the next call; NULL
+// and no bytes if it is null. 0 after the last; -1 with the reason in p->error if the file is
+// damaged: then only parquet_close may follow.
 int parquet_next(Parquet* p, const char** text, size_t* bytes);
-
-// Reads the next row, FIELD_MISSING if it is null; otherwise as parquet_next.
-int parquet_next_value(Parquet* p, FieldValue* value);
 
 #ifdef __cplusplus
 }
@@ -183,6 +164,7 @@ int parquet_next_value(Parquet* p, FieldValue* value);
 #include <unistd.h>
 
 #include "llmc/base/file.h"
+#include "llmc/data/parquet_footer.h"
 
 #ifdef HAVE_ZLIB
 #include <zlib.h>
@@ -334,32 +316,6 @@ static ThriftReader parquet_deltas_rest_(ParquetDeltas_ deltas) {
 
 // ---- an open file ----
 
-enum { // parquet.thrift
-    PARQUET_BOOLEAN_ = 0,
-    PARQUET_INT32_ = 1,
-    PARQUET_INT64_ = 2,
-    PARQUET_FLOAT_ = 4,
-    PARQUET_DOUBLE_ = 5,
-    PARQUET_BYTE_ARRAY_ = 6,
-    PARQUET_REQUIRED_ = 0,
-    PARQUET_OPTIONAL_ = 1,
-    PARQUET_PAGE_V1_ = 0,
-    PARQUET_PAGE_DICTIONARY_ = 2,
-    PARQUET_PAGE_V2_ = 3,
-    PARQUET_NO_PAGE_ = -1,
-    PARQUET_PLAIN_ = 0,
-    PARQUET_PLAIN_DICTIONARY_ = 2,
-    PARQUET_RLE_ = 3,
-    PARQUET_DELTA_NUMBERS_ = 5,
-    PARQUET_DELTA_LENGTH_ = 6,
-    PARQUET_DELTA_BYTES_ = 7,
-    PARQUET_RLE_DICTIONARY_ = 8,
-    PARQUET_UNCOMPRESSED_ = 0,
-    PARQUET_SNAPPY_ = 1,
-    PARQUET_GZIP_ = 2,
-    PARQUET_ZSTD_ = 6,
-};
-
 static char* parquet_copy_(const char* string) {
     char* copy = strdup(string);
     CHECK(copy, "no memory for a name");
@@ -389,431 +345,6 @@ static int parquet_read_(Parquet* p, ParquetBuffer_* buffer, uint64_t at, size_t
             return error_set(p->error, p->path, "byte %llu: cannot read: %s", (unsigned long long)(at + have),
                              n == 0 ? "the file became shorter" : strerror(errno));
         }
-    }
-    return 1;
-}
-
-static const char* parquet_codec_name_(int codec) {
-    static const char* const names[] = {"UNCOMPRESSED", "SNAPPY", "GZIP", "LZO",
-                                        "BROTLI",       "LZ4",    "ZSTD", "LZ4_RAW"};
-    return 0 <= codec && codec < 8 ? names[codec] : "an unknown codec";
-}
-
-// Returns the Debian package that the program lacked when it was built and needs to read a codec,
-// or NULL.
-static const char* parquet_codec_package_(int codec) {
-#ifndef HAVE_ZLIB
-    if (codec == PARQUET_GZIP_) {
-        return "zlib1g-dev";
-    }
-#endif
-#ifndef HAVE_ZSTD
-    if (codec == PARQUET_ZSTD_) {
-        return "libzstd-dev";
-    }
-#endif
-#ifndef HAVE_SNAPPY
-    if (codec == PARQUET_SNAPPY_) {
-        return "libsnappy-dev";
-    }
-#endif
-    (void)codec;
-    return NULL;
-}
-
-// ---- the footer ----
-
-// Element of the schema; -1: absent.
-typedef struct {
-    ThriftReader name;
-    int64_t type, repetition, children, converted;
-    int logical, is_unsigned;
-} ParquetElement_;
-
-// Reads the type of a column: a union, which is a struct with one field; its number is the type.
-static void parquet_logical_(ThriftReader* in, ParquetElement_* element) {
-    ThriftField logical = {0, 0};
-    while (thrift_field(in, &logical)) {
-        ThriftField part = {0, 0};
-        element->logical = logical.id;
-        if (logical.id != 10 || logical.type != THRIFT_STRUCT) { // 10 INTEGER
-            thrift_skip(in, logical);
-            continue;
-        }
-        while (thrift_field(in, &part)) {
-            element->is_unsigned |= part.id == 2 && part.type == 2; // 2 false
-            thrift_skip(in, part);
-        }
-    }
-}
-
-static ParquetElement_ parquet_element_(ThriftReader* in) {
-    ParquetElement_ element = {thrift_reader(in->at, 0), -1, -1, 0, -1, -1, 0};
-    ThriftField field = {0, 0};
-    while (thrift_field(in, &field)) {
-        switch (field.id) {
-        case 1:
-            element.type = thrift_number(in, field);
-            break;
-        case 3:
-            element.repetition = thrift_number(in, field);
-            break;
-        case 4:
-            element.name = thrift_string(in, field.type);
-            break;
-        case 5:
-            element.children = thrift_number(in, field);
-            break;
-        case 6:
-            element.converted = thrift_number(in, field);
-            break;
-        case 10:
-            if (field.type != THRIFT_STRUCT) {
-                thrift_wrong(in, "a logical type is no struct");
-            }
-            parquet_logical_(in, &element);
-            break;
-        default:
-            thrift_skip(in, field);
-        }
-    }
-    element.is_unsigned |= 11 <= element.converted && element.converted <= 14; // UINT_8 to UINT_64
-    if (element.children < 0 || element.children > INT32_MAX) {
-        thrift_wrong(in, "a group in the schema has an impossible number of children");
-    }
-    return element;
-}
-
-// Column of the schema: an element with its place.
-typedef struct {
-    ParquetElement_ element;
-    int level;       // definition level of its values
-    int is_repeated; // it or a group around it is
-    int is_top;
-    const char* path; // (path_bytes) names from the top, joined by dots
-    size_t path_bytes;
-} ParquetColumn_;
-
-// True for strings. Byte arrays without a logical type come from old programs that meant strings.
-static int parquet_is_text_(const ParquetElement_* element) {
-    const int64_t converted = element->converted; // 0 UTF8, 4 ENUM, 19 JSON
-    const int logical = element->logical;         // 1 STRING, 4 ENUM, 12 JSON
-    return element->type == PARQUET_BYTE_ARRAY_ &&
-           (converted == -1 || converted == 0 || converted == 4 || converted == 19) &&
-           (logical == -1 || logical == 1 || logical == 4 || logical == 12);
-}
-
-// Returns the name of what a column's numbers stand for, NULL for numbers.
-static const char* parquet_meaning_(const ParquetElement_* element) {
-    static const char* const logicals[] = {[5] = "DECIMAL", "DATE", "TIME", "TIMESTAMP", [15] = "FLOAT16"};
-    static const char* const converted[] = {[5] = "DECIMAL", "DATE",      "TIME",           "TIME",
-                                            "TIMESTAMP",     "TIMESTAMP", [21] = "INTERVAL"};
-    return 0 <= element->logical && element->logical <= 15 && logicals[element->logical]
-               ? logicals[element->logical]
-           : 0 <= element->converted && element->converted <= 21 ? converted[element->converted]
-                                                                 : NULL;
-}
-
-static int parquet_is_number_(const ParquetElement_* element) {
-    const int64_t type = element->type;
-    return !parquet_meaning_(element) &&
-           (type == PARQUET_BOOLEAN_ || type == PARQUET_INT32_ || type == PARQUET_INT64_ ||
-            type == PARQUET_FLOAT_ || type == PARQUET_DOUBLE_);
-}
-
-static int parquet_is_readable_(const Parquet* p, const ParquetColumn_* column) {
-    const ParquetElement_* element = &column->element;
-    return element->children == 0 && !column->is_repeated &&
-           (column->is_top || p->wanted == PARQUET_VALUES) &&
-           (parquet_is_text_(element) || (p->wanted == PARQUET_VALUES && parquet_is_number_(element)));
-}
-
-// Returns the name of the type that prevents reading a column.
-static const char* parquet_type_name_(const ParquetColumn_* column) {
-    static const char* const names[] = {"BOOLEAN", "INT32",  "INT64",           "INT96",
-                                        "FLOAT",   "DOUBLE", "annotated bytes", "FIXED_LEN_BYTE_ARRAY"};
-    const ParquetElement_* element = &column->element;
-    const char* meaning = parquet_meaning_(element);
-    return element->children > 0                     ? "nested"
-           : column->is_repeated                     ? "repeated"
-           : meaning                                 ? meaning
-           : 0 <= element->type && element->type < 8 ? names[element->type]
-                                                     : "of an unknown type";
-}
-
-enum { PARQUET_PATH_ = 1024, PARQUET_DEPTH_ = 64 };
-
-// Group that the walk through the schema is inside of.
-typedef struct {
-    uint64_t left; // children
-    int level, is_repeated;
-    size_t path_bytes;
-} ParquetGroup_;
-
-typedef struct {
-    int found;
-    ParquetColumn_ column; // the wanted one
-    size_t leaf;           // its index among the columns of a row group
-    size_t leaves;
-    char names[512]; // names of the readable columns, for errors
-    ParquetGroup_ groups[PARQUET_DEPTH_];
-    int depth;
-    char path[PARQUET_PATH_];
-} ParquetSchema_;
-
-static void parquet_column_(const Parquet* p, ParquetSchema_* schema, const ParquetColumn_* column) {
-    const size_t bytes = column->path_bytes, used = strlen(schema->names);
-    const int may_be = column->is_top || (p->wanted == PARQUET_VALUES && column->element.children == 0);
-    if (!schema->found && may_be && bytes == strlen(p->column) &&
-        memcmp(column->path, p->column, bytes) == 0) {
-        schema->found = 1;
-        schema->column = *column;
-        schema->leaf = schema->leaves;
-    }
-    if (parquet_is_readable_(p, column)) {
-        snprintf(schema->names + used, sizeof(schema->names) - used, "%s%.*s", used ? ", " : "",
-                 (int)(bytes < 64 ? bytes : 64), column->path);
-    }
-}
-
-// Returns the column of an element, inside of the groups that are not at their end.
-static ParquetColumn_ parquet_place_(ParquetSchema_* schema, const ParquetElement_* element) {
-    static const ParquetGroup_ root = {0, 0, 0, 0};
-    while (schema->depth > 0 && schema->groups[schema->depth - 1].left == 0) {
-        schema->depth--;
-    }
-    const ParquetGroup_* parent = schema->depth ? &schema->groups[schema->depth - 1] : &root;
-    if (schema->depth) {
-        schema->groups[schema->depth - 1].left--;
-    }
-    const size_t name_bytes = thrift_left(&element->name), at = parent->path_bytes;
-    const int n = snprintf(schema->path + at, sizeof(schema->path) - at, "%s%.*s", at ? "." : "",
-                           (int)(name_bytes < PARQUET_PATH_ ? name_bytes : PARQUET_PATH_),
-                           (const char*)element->name.at);
-    const size_t end = at + (size_t)n < sizeof(schema->path) ? at + (size_t)n : sizeof(schema->path) - 1;
-    const ParquetColumn_ column = {*element,
-                                   parent->level + (element->repetition == PARQUET_OPTIONAL_),
-                                   parent->is_repeated || (element->repetition != PARQUET_REQUIRED_ &&
-                                                           element->repetition != PARQUET_OPTIONAL_),
-                                   schema->depth == 0,
-                                   schema->path,
-                                   end};
-    return column;
-}
-
-// Reads the elements, depth first, each with the number of its children; the first is the root.
-static void parquet_schema_(const Parquet* p, ThriftReader* in, ThriftField field, ParquetSchema_* schema) {
-    const size_t count = thrift_list(in, field, THRIFT_STRUCT);
-    parquet_element_(in);
-    for (size_t i = 1; i < count && !in->wrong; i++) {
-        const ParquetElement_ element = parquet_element_(in);
-        const ParquetColumn_ column = parquet_place_(schema, &element);
-        const ParquetGroup_ group = {(uint64_t)element.children, column.level, column.is_repeated,
-                                     column.path_bytes};
-        parquet_column_(p, schema, &column);
-        schema->leaves += element.children == 0;
-        if (schema->depth == PARQUET_DEPTH_) {
-            thrift_wrong(in, "the schema is nested too deeply");
-        } else if (element.children > 0) {
-            schema->groups[schema->depth++] = group;
-        }
-    }
-    for (int i = 0; i < schema->depth; i++) {
-        if (schema->groups[i].left) {
-            thrift_wrong(in, "the schema ends inside of a group");
-        }
-    }
-}
-
-static int parquet_check_column_(Parquet* p, const ParquetSchema_* schema) {
-    const ParquetColumn_* column = &schema->column;
-    const char* names = schema->names[0] ? schema->names : "none";
-    const int is_text = p->wanted == PARQUET_TEXTS;
-    if (!schema->found) {
-        return error_set(p->error, p->path, "no column \"%.200s\"; its columns of text%s: %s", p->column,
-                         is_text ? "" : " and numbers", names);
-    }
-    if (!parquet_is_readable_(p, column)) {
-        return error_set(p->error, p->path,
-                         "column \"%.200s\" is %s, wanted text%s; its columns of text%s: %s", p->column,
-                         parquet_type_name_(column), is_text ? "" : ", numbers or BOOLEAN",
-                         is_text ? "" : " and numbers", names);
-    }
-    p->type = (int)column->element.type;
-    p->is_unsigned = column->element.is_unsigned;
-    p->max_level = column->level;
-    return 1;
-}
-
-// Metadata of a column of a row group; -1: absent.
-typedef struct {
-    int64_t type, codec, values, bytes, data_at, dictionary_at;
-    int elsewhere;  // in another file
-    int other_name; // its name differs from the wanted column's
-} ParquetMeta_;
-
-// True if the names from the top to the column, joined by dots, are the wanted column.
-static int parquet_is_path_(const Parquet* p, ThriftReader* in, ThriftField field) {
-    const size_t count = thrift_list(in, field, THRIFT_STRING), length = strlen(p->column);
-    size_t at = 0;
-    int same = count > 0;
-    for (size_t i = 0; i < count && !in->wrong; i++) {
-        const ThriftReader name = thrift_string(in, THRIFT_STRING);
-        const size_t dot = i > 0, bytes = thrift_left(&name);
-        same = same && bytes + dot <= length - at && (!dot || p->column[at] == '.') &&
-               memcmp(p->column + at + dot, name.at, bytes) == 0;
-        at += same ? dot + bytes : 0;
-    }
-    return same && at == length;
-}
-
-static void parquet_meta_(const Parquet* p, ThriftReader* in, ParquetMeta_* meta) {
-    ThriftField field = {0, 0};
-    while (thrift_field(in, &field)) {
-        switch (field.id) {
-        case 1:
-            meta->type = thrift_number(in, field);
-            break;
-        case 3:
-            meta->other_name = !parquet_is_path_(p, in, field);
-            break;
-        case 4:
-            meta->codec = thrift_number(in, field);
-            break;
-        case 5:
-            meta->values = thrift_number(in, field);
-            break;
-        case 7:
-            meta->bytes = thrift_number(in, field);
-            break;
-        case 9:
-            meta->data_at = thrift_number(in, field);
-            break;
-        case 11:
-            meta->dictionary_at = thrift_number(in, field);
-            break;
-        default:
-            thrift_skip(in, field);
-        }
-    }
-}
-
-// Reads the columns of a row group.
-static void parquet_metas_(const Parquet* p, ThriftReader* in, ThriftField field, size_t leaf,
-                           ParquetMeta_* meta) {
-    const size_t count = thrift_list(in, field, THRIFT_STRUCT);
-    for (size_t i = 0; i < count && !in->wrong; i++) {
-        ThriftField inner = {0, 0};
-        while (thrift_field(in, &inner)) {
-            if (i == leaf && inner.id == 3 && inner.type == THRIFT_STRUCT) {
-                parquet_meta_(p, in, meta);
-            } else {
-                meta->elsewhere |= i == leaf && inner.id == 1;
-                thrift_skip(in, inner);
-            }
-        }
-    }
-}
-
-// Adds the column chunk of a row group, after checking it; `footer_at` is the end of the pages.
-static int parquet_chunk_(Parquet* p, const ParquetMeta_* meta, uint64_t rows, uint64_t footer_at) {
-    const size_t group = p->num_chunks;
-    const uint64_t data_at = (uint64_t)meta->data_at, dictionary_at = (uint64_t)meta->dictionary_at;
-    const uint64_t begin = meta->dictionary_at > 0 && dictionary_at < data_at ? dictionary_at : data_at;
-    const char* package = parquet_codec_package_((int)meta->codec);
-    if (meta->elsewhere || meta->other_name || meta->type != p->type) {
-        return error_set(p->error, p->path, "row group %zu: column \"%.200s\" %s", group, p->column,
-                         meta->elsewhere    ? "is in another file"
-                         : meta->other_name ? "has another name than in the schema"
-                         : meta->type == -1 ? "has no metadata: encrypted or damaged"
-                                            : "has another type than in the schema");
-    }
-    if (package) {
-        return error_set(p->error, p->path,
-                         "column \"%.200s\" is compressed by %s, and this program was built without it: "
-                         "install %s and rebuild",
-                         p->column, parquet_codec_name_((int)meta->codec), package);
-    }
-    if (meta->codec != PARQUET_UNCOMPRESSED_ && meta->codec != PARQUET_SNAPPY_ &&
-        meta->codec != PARQUET_GZIP_ && meta->codec != PARQUET_ZSTD_) {
-        return error_set(
-            p->error, p->path,
-            "column \"%.200s\" is compressed by %s (%lld), wanted UNCOMPRESSED, SNAPPY, GZIP or ZSTD",
-            p->column, parquet_codec_name_((int)meta->codec), (long long)meta->codec);
-    }
-    if (meta->values < 0 || (uint64_t)meta->values != rows) {
-        return error_set(p->error, p->path,
-                         "row group %zu: %lld values, wanted one for each of its %llu rows", group,
-                         (long long)meta->values, (unsigned long long)rows);
-    }
-    if (begin < 4 || begin > footer_at || meta->bytes < 0 || (uint64_t)meta->bytes > footer_at - begin) {
-        return error_set(p->error, p->path,
-                         "row group %zu: %lld bytes of pages at byte %llu, in a file of %llu: damaged", group,
-                         (long long)meta->bytes, (unsigned long long)begin, (unsigned long long)p->bytes);
-    }
-    const ParquetChunk_ chunk = {rows, begin, begin + (uint64_t)meta->bytes, (int)meta->codec};
-    p->chunks[p->num_chunks++] = chunk;
-    p->rows += rows;
-    return 1;
-}
-
-static int parquet_groups_(Parquet* p, ThriftReader* in, ThriftField field, size_t leaf, uint64_t footer_at) {
-    const size_t count = thrift_list(in, field, THRIFT_STRUCT);
-    p->chunks = (ParquetChunk_*)check_alloc(count, sizeof(ParquetChunk_), p->path);
-    for (size_t i = 0; i < count && !in->wrong; i++) {
-        ParquetMeta_ meta = {-1, -1, -1, -1, -1, -1, 0, 0};
-        ThriftField inner = {0, 0};
-        int64_t rows = -1;
-        while (thrift_field(in, &inner)) {
-            if (inner.id == 1) {
-                parquet_metas_(p, in, inner, leaf, &meta);
-            } else if (inner.id == 3) {
-                rows = thrift_number(in, inner);
-            } else {
-                thrift_skip(in, inner);
-            }
-        }
-        if (rows < 0 || rows > INT64_MAX / 2 - (int64_t)p->rows) {
-            thrift_wrong(in, "a row group has an impossible number of rows");
-        }
-        if (!in->wrong && rows > 0 && !parquet_chunk_(p, &meta, (uint64_t)rows, footer_at)) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
-static int parquet_footer_(Parquet* p, ThriftReader in, uint64_t footer_at) {
-    ParquetSchema_ schema;
-    ThriftField field = {0, 0};
-    int64_t rows = -1;
-    int seen_schema = 0;
-    memset(&schema, 0, sizeof(schema));
-    while (thrift_field(&in, &field)) {
-        if (field.id == 2 && !seen_schema++) {
-            parquet_schema_(p, &in, field, &schema);
-            if (!in.wrong && !parquet_check_column_(p, &schema)) {
-                return 0;
-            }
-        } else if (field.id == 3) {
-            rows = thrift_number(&in, field);
-        } else if (field.id == 4 && seen_schema && !p->chunks) {
-            if (!parquet_groups_(p, &in, field, schema.leaf, footer_at)) {
-                return 0;
-            }
-        } else {
-            thrift_skip(&in, field);
-        }
-    }
-    if (!in.wrong && (!seen_schema || !p->chunks)) {
-        thrift_wrong(&in, "schema or row groups are missing");
-    }
-    if (in.wrong) {
-        return error_set(p->error, p->path, "damaged footer: %s", in.wrong);
-    }
-    if (rows < 0 || (uint64_t)rows != p->rows) {
-        return error_set(p->error, p->path, "damaged footer: %lld rows, but its row groups have %llu",
-                         (long long)rows, (unsigned long long)p->rows);
     }
     return 1;
 }
@@ -855,7 +386,7 @@ static int parquet_parse_(Parquet* p) {
     }
     const uint64_t footer_at = p->bytes - 8 - footer_bytes;
     return parquet_read_(p, &p->stored, footer_at, footer_bytes) &&
-           parquet_footer_(p, thrift_reader(p->stored.data, footer_bytes), footer_at);
+           parquet_footer(p, thrift_reader(p->stored.data, footer_bytes), footer_at);
 }
 
 void parquet_close(Parquet* p) {
@@ -874,9 +405,8 @@ void parquet_close(Parquet* p) {
     p->fd = -1;
 }
 
-static int parquet_open_column_(Parquet* p, const char* path, const char* column, ParquetWanted wanted) {
+int parquet_open(Parquet* p, const char* path, const char* column) {
     memset(p, 0, sizeof(*p));
-    p->wanted = wanted;
     p->encoding = PARQUET_NO_PAGE_;
     p->path = parquet_copy_(path);
     p->column = parquet_copy_(column);
@@ -885,14 +415,6 @@ static int parquet_open_column_(Parquet* p, const char* path, const char* column
         parquet_close(p);
     }
     return ok;
-}
-
-int parquet_open(Parquet* p, const char* path, const char* column) {
-    return parquet_open_column_(p, path, column, PARQUET_TEXTS);
-}
-
-int parquet_open_values(Parquet* p, const char* path, const char* column) {
-    return parquet_open_column_(p, path, column, PARQUET_VALUES);
 }
 
 // ---- decompressing: returns NULL or an error; `out` must be filled exactly ----
@@ -976,15 +498,15 @@ __attribute__((format(printf, 2, 3))) static inline int parquet_fail_(Parquet* p
 
 // Reads the part of the header that is specific to its page type.
 static void parquet_page_part_(ThriftReader* in, ParquetPage_* page, int is_v2) {
+    int64_t* const v1[8] = {[1] = &page->values, &page->encoding, &page->level_encoding};
+    int64_t* const v2[8] = {[1] = &page->values,
+                            [4] = &page->encoding,
+                            &page->level_bytes,
+                            &page->repetition_bytes,
+                            &page->is_compressed};
     ThriftField field = {0, 0};
     while (thrift_field(in, &field)) {
-        int64_t* const number = field.id == 1                 ? &page->values
-                                : field.id == (is_v2 ? 4 : 2) ? &page->encoding
-                                : !is_v2                      ? (field.id == 3 ? &page->level_encoding : NULL)
-                                : field.id == 5               ? &page->level_bytes
-                                : field.id == 6               ? &page->repetition_bytes
-                                : field.id == 7               ? &page->is_compressed
-                                                              : NULL;
+        int64_t* const number = 0 < field.id && field.id < 8 ? (is_v2 ? v2 : v1)[field.id] : NULL;
         if (number) {
             *number = thrift_number(in, field);
         } else {
@@ -995,27 +517,15 @@ static void parquet_page_part_(ThriftReader* in, ParquetPage_* page, int is_v2) 
 
 static ParquetPage_ parquet_page_header_(ThriftReader* in) {
     ParquetPage_ page = {-1, -1, -1, 0, 0, -1, -1, -1, -1, -1, 1};
+    int64_t* const numbers[5] = {[1] = &page.type, &page.bytes, &page.stored_bytes, &page.checksum};
     ThriftField field = {0, 0};
     while (thrift_field(in, &field)) {
         if ((field.id == 5 || field.id == 7 || field.id == 8) && field.type == THRIFT_STRUCT) {
             parquet_page_part_(in, &page, field.id == 8);
-            continue;
-        }
-        switch (field.id) {
-        case 1:
-            page.type = thrift_number(in, field);
-            break;
-        case 2:
-            page.bytes = thrift_number(in, field);
-            break;
-        case 3:
-            page.stored_bytes = thrift_number(in, field);
-            break;
-        case 4:
-            page.checksum = thrift_number(in, field);
-            page.has_checksum = 1;
-            break;
-        default:
+        } else if (0 < field.id && field.id < 5) {
+            *numbers[field.id] = thrift_number(in, field);
+            page.has_checksum |= field.id == 4;
+        } else {
             thrift_skip(in, field);
         }
     }
@@ -1051,7 +561,7 @@ static int parquet_check_page_(Parquet* p, const ParquetPage_* page, const Parqu
     }
     if ((uint64_t)page->bytes > (stored + 16) * parquet_most_(chunk->codec)) {
         return parquet_fail_(p, "%lld bytes cannot become %lld by %s: damaged", (long long)page->stored_bytes,
-                             (long long)page->bytes, parquet_codec_name_(chunk->codec));
+                             (long long)page->bytes, parquet_codec_name(chunk->codec));
     }
     return 1;
 }
@@ -1089,16 +599,9 @@ static ThriftReader parquet_plain_(const Parquet* p, const ParquetPage_* page, s
     return plain;
 }
 
-// Returns the bytes of a number; 0 for texts and for BOOLEANs.
-static size_t parquet_number_bytes_(const Parquet* p) {
-    return p->type == PARQUET_INT32_ || p->type == PARQUET_FLOAT_    ? 4
-           : p->type == PARQUET_INT64_ || p->type == PARQUET_DOUBLE_ ? 8
-                                                                     : 0;
-}
-
-// Returns a value that is stored as PLAIN; no BOOLEAN.
-static ParquetText_ parquet_take_(const Parquet* p, ThriftReader* in) {
-    const size_t number = parquet_number_bytes_(p), bytes = number ? number : parquet_fixed_(in, 4);
+// Returns a text that is stored as PLAIN.
+static ParquetText_ parquet_take_(ThriftReader* in) {
+    const size_t bytes = parquet_fixed_(in, 4);
     const ParquetText_ value = {thrift_take(in, bytes), bytes};
     return value;
 }
@@ -1118,20 +621,12 @@ static int parquet_dictionary_(Parquet* p, const ParquetPage_* page) {
     p->num_dictionary = (size_t)page->values;
     p->dictionary = (ParquetText_*)check_alloc(p->num_dictionary, sizeof(ParquetText_), p->path);
     for (size_t i = 0; i < p->num_dictionary; i++) {
-        p->dictionary[i] = parquet_take_(p, &in);
+        p->dictionary[i] = parquet_take_(&in);
     }
     if (in.wrong || in.at != in.end) {
         return parquet_fail_(p, "damaged dictionary: %s", in.wrong ? in.wrong : "bytes after its last value");
     }
     return 1;
-}
-
-static ParquetRuns_ parquet_level_runs_(const Parquet* p, const unsigned char* levels, size_t bytes) {
-    int width = 0;
-    while (p->max_level >> width) {
-        width++;
-    }
-    return parquet_runs_(thrift_reader(levels, bytes), width);
 }
 
 // Reads the definition levels of a page; `in` steps over them.
@@ -1145,40 +640,17 @@ static int parquet_levels_(Parquet* p, const ParquetPage_* page, ThriftReader* i
     if (!levels) {
         return parquet_fail_(p, "damaged definition levels: %s", in->wrong);
     }
-    p->levels = parquet_level_runs_(p, levels, bytes);
+    p->levels = parquet_runs_(thrift_reader(levels, bytes), 1);
     return 1;
-}
-
-// Prepares to read BOOLEANs that are runs.
-static int parquet_boolean_runs_(Parquet* p, ThriftReader in) {
-    const uint32_t bytes = in.at == in.end ? 0 : parquet_fixed_(&in, 4);
-    const unsigned char* runs = thrift_take(&in, bytes);
-    if (!runs && bytes) {
-        return parquet_fail_(p, "damaged BOOLEANs: %s", in.wrong);
-    }
-    p->indices = parquet_runs_(thrift_reader(runs, bytes), 1);
-    return 1;
-}
-
-// True if values of the column's type may have this encoding.
-static int parquet_may_have_(const Parquet* p, int encoding) {
-    const int is_text = p->type == PARQUET_BYTE_ARRAY_, is_boolean = p->type == PARQUET_BOOLEAN_;
-    const int is_whole = p->type == PARQUET_INT32_ || p->type == PARQUET_INT64_;
-    return encoding == PARQUET_PLAIN_                                                     ? 1
-           : encoding == PARQUET_PLAIN_DICTIONARY_ || encoding == PARQUET_RLE_DICTIONARY_ ? !is_boolean
-           : encoding == PARQUET_RLE_                                                     ? is_boolean
-           : encoding == PARQUET_DELTA_NUMBERS_                                           ? is_whole
-                                                                                          : is_text;
 }
 
 // Prepares to read the values, if any.
 static int parquet_values_(Parquet* p, ThriftReader in) {
     p->values = in;
-    p->bit = 0;
     if (in.wrong) {
         return parquet_fail_(p, "damaged: %s", in.wrong);
     }
-    switch (parquet_may_have_(p, p->encoding) ? p->encoding : PARQUET_NO_PAGE_) {
+    switch (p->encoding) {
     case PARQUET_PLAIN_:
         return 1;
     case PARQUET_PLAIN_DICTIONARY_:
@@ -1193,11 +665,6 @@ static int parquet_values_(Parquet* p, ThriftReader in) {
             p->indices = parquet_runs_(in, 0);
         }
         return 1;
-    case PARQUET_RLE_:
-        return parquet_boolean_runs_(p, in);
-    case PARQUET_DELTA_NUMBERS_:
-        p->lengths = parquet_deltas_(in);
-        return 1;
     case PARQUET_DELTA_LENGTH_:
     case PARQUET_DELTA_BYTES_:
         if (p->encoding == PARQUET_DELTA_BYTES_) {
@@ -1211,18 +678,16 @@ static int parquet_values_(Parquet* p, ThriftReader in) {
         p->text_bytes = 0;
         return p->values.wrong ? parquet_fail_(p, "damaged lengths: %s", p->values.wrong) : 1;
     default:
-        return parquet_fail_(
-            p, "encoding %d, wanted PLAIN (0), PLAIN_DICTIONARY (2)%s or RLE_DICTIONARY (8)", p->encoding,
-            p->type == PARQUET_BYTE_ARRAY_       ? ", DELTA_LENGTH_BYTE_ARRAY (6), DELTA_BYTE_ARRAY (7)"
-            : parquet_may_have_(p, PARQUET_RLE_) ? ", RLE (3)"
-            : parquet_may_have_(p, PARQUET_DELTA_NUMBERS_) ? ", DELTA_BINARY_PACKED (5)"
-                                                           : "");
+        return parquet_fail_(p,
+                             "encoding %d, wanted PLAIN (0), PLAIN_DICTIONARY (2), RLE_DICTIONARY (8), "
+                             "DELTA_LENGTH_BYTE_ARRAY (6) or DELTA_BYTE_ARRAY (7)",
+                             p->encoding);
     }
 }
 
 static int parquet_page_v1_(Parquet* p, const ParquetPage_* page) {
     ThriftReader in = parquet_plain_(p, page, 0, &p->plain);
-    return (!p->max_level || parquet_levels_(p, page, &in)) && parquet_values_(p, in);
+    return (!p->may_be_null || parquet_levels_(p, page, &in)) && parquet_values_(p, in);
 }
 
 // Reads a page of version 2, whose levels come first and are not compressed.
@@ -1233,7 +698,7 @@ static int parquet_page_v2_(Parquet* p, const ParquetPage_* page) {
         return parquet_fail_(p, "%lld and %lld bytes of levels in a page of %lld: damaged",
                              (long long)skipped, (long long)levels, (long long)page->stored_bytes);
     }
-    p->levels = parquet_level_runs_(p, p->stored.data + skipped, (size_t)levels);
+    p->levels = parquet_runs_(thrift_reader(p->stored.data + skipped, (size_t)levels), p->may_be_null);
     return parquet_values_(p, parquet_plain_(p, page, (size_t)(levels + skipped), &p->plain));
 }
 
@@ -1273,16 +738,13 @@ static int parquet_page_(Parquet* p) {
 // fastparquet writes 8 zeros.
 static int parquet_page_end_(Parquet* p) {
     static const unsigned char zeros[8] = {0};
-    const int has_texts = p->encoding == PARQUET_DELTA_LENGTH_ || p->encoding == PARQUET_DELTA_BYTES_;
-    const int has_lengths = has_texts || p->encoding == PARQUET_DELTA_NUMBERS_;
-    p->values.at += p->bit > 0; // the last byte of BOOLEANs
-    const size_t left = has_texts || p->encoding == PARQUET_PLAIN_ ? thrift_left(&p->values) : 0;
+    const int has_lengths = p->encoding == PARQUET_DELTA_LENGTH_ || p->encoding == PARQUET_DELTA_BYTES_;
+    const size_t left = has_lengths || p->encoding == PARQUET_PLAIN_ ? thrift_left(&p->values) : 0;
     const int is_padding = left <= sizeof(zeros) && (left == 0 || memcmp(p->values.at, zeros, left) == 0);
     if (!is_padding || (has_lengths && p->lengths.left > 0)) {
         return parquet_fail_(p, "values are left after its last row: damaged");
     }
     p->encoding = PARQUET_NO_PAGE_;
-    p->bit = 0;
     return 1;
 }
 
@@ -1347,7 +809,7 @@ static const char* parquet_value_(Parquet* p, ParquetText_* value) {
         return parquet_indexed_(p, value);
     }
     if (p->encoding == PARQUET_PLAIN_) {
-        *value = parquet_take_(p, &p->values);
+        *value = parquet_take_(&p->values);
         return p->values.wrong;
     }
     value->bytes = (uint32_t)parquet_deltas_next_(&p->lengths);
@@ -1358,88 +820,30 @@ static const char* parquet_value_(Parquet* p, ParquetText_* value) {
     return p->encoding == PARQUET_DELTA_BYTES_ ? parquet_prefixed_(p, value) : NULL;
 }
 
-// Reads the next BOOLEAN. Returns NULL or an error.
-static const char* parquet_boolean_(Parquet* p, FieldValue* value) {
-    const int is_runs = p->encoding == PARQUET_RLE_;
-    const int is_true =
-        (is_runs ? parquet_runs_next_(&p->indices) : (uint32_t)parquet_bits_(&p->values, &p->bit, 1)) == 1;
-    value->kind = FIELD_TEXT;
-    value->text = is_true ? "true" : "false";
-    value->bytes = strlen(value->text);
-    return is_runs ? p->indices.bytes.wrong : p->values.wrong;
-}
-
-// Returns the number of a column that is stored as these bits.
-static double parquet_number_(const Parquet* p, uint64_t bits) {
-    const uint32_t half = (uint32_t)bits;
-    float narrow;
-    double wide;
-    memcpy(&narrow, &half, sizeof(narrow));
-    memcpy(&wide, &bits, sizeof(wide));
-    return p->type == PARQUET_FLOAT_    ? (double)narrow
-           : p->type == PARQUET_DOUBLE_ ? wide
-           : p->type == PARQUET_INT32_  ? (p->is_unsigned ? (double)half : (double)(int32_t)half)
-           : p->is_unsigned             ? (double)bits
-                                        : (double)(int64_t)bits;
-}
-
-// Reads the next value, which is not null. Returns NULL or an error.
-static const char* parquet_any_(Parquet* p, FieldValue* value) {
-    ParquetText_ stored = {NULL, 0};
-    uint64_t bits = 0;
-    if (p->type == PARQUET_BOOLEAN_) {
-        return parquet_boolean_(p, value);
-    }
-    if (p->encoding == PARQUET_DELTA_NUMBERS_) {
-        value->kind = FIELD_NUMBER;
-        value->number = parquet_number_(p, parquet_deltas_next_(&p->lengths));
-        return p->lengths.bytes.wrong;
-    }
-    const char* wrong = parquet_value_(p, &stored);
-    if (!wrong && p->type != PARQUET_BYTE_ARRAY_) {
-        memcpy(&bits, stored.text, stored.bytes);
-        value->number = parquet_number_(p, bits);
-    }
-    value->kind = p->type == PARQUET_BYTE_ARRAY_ ? FIELD_TEXT : FIELD_NUMBER;
-    value->text = (const char*)stored.text;
-    value->bytes = stored.bytes;
-    return wrong;
-}
-
 // Reads the next row of the page. Returns NULL or an error.
-static const char* parquet_row_(Parquet* p, FieldValue* value) {
-    const int level = p->max_level ? (int)parquet_runs_next_(&p->levels) : 0;
-    memset(value, 0, sizeof(*value));
-    if (p->max_level && (p->levels.bytes.wrong || level > p->max_level)) {
+static const char* parquet_row_(Parquet* p, ParquetText_* value) {
+    const uint32_t level = p->may_be_null ? parquet_runs_next_(&p->levels) : 1;
+    if (p->may_be_null && (p->levels.bytes.wrong || level > 1)) {
         return p->levels.bytes.wrong ? p->levels.bytes.wrong : "a definition level above the highest";
     }
-    return level == p->max_level ? parquet_any_(p, value) : NULL;
+    return level ? parquet_value_(p, value) : NULL;
 }
 
-int parquet_next_value(Parquet* p, FieldValue* value) {
+int parquet_next(Parquet* p, const char** text, size_t* bytes) {
+    ParquetText_ value = {NULL, 0};
     const int more = parquet_next_page_(p);
     if (more <= 0) {
         return more;
     }
     p->rows_in_page--;
-    const char* wrong = parquet_row_(p, value);
+    const char* wrong = parquet_row_(p, &value);
     if (wrong) {
         parquet_fail_(p, "damaged: %s", wrong);
         return -1;
     }
+    *text = (const char*)value.text;
+    *bytes = value.bytes;
     return 1;
-}
-
-int parquet_next(Parquet* p, const char** text, size_t* bytes) {
-    FieldValue value;
-    int more;
-    while ((more = parquet_next_value(p, &value)) > 0 && value.kind == FIELD_MISSING) {
-    }
-    if (more > 0) {
-        *text = value.text;
-        *bytes = value.bytes;
-    }
-    return more;
 }
 
 #endif // PARQUET_IMPLEMENTATION

@@ -2,8 +2,8 @@
 source_order.h -- the order in which several sources give the sequences of a run.
 
 The order consists of stretches. In each, every source has a constant share of the sequences.
-Sequence p is row j of source s, where j counts all that s has given before, in earlier stretches,
-too; (s, j) is found by bisection among the stretches, and then in O(1). After any n sequences of a
+Sequence p is row j of source s, where j counts all that s has given so far, across stretches;
+(s, j) is found by bisection among the stretches, and then in O(1). After any n sequences of a
 stretch, a source of weight w_s has given n w_s of them, to within less than one.
 
 The order of a stretch repeats after `cycle` sequences, the smallest number of which every source

@@ -42,7 +42,7 @@ int target_mask_exists(const char* shard);
 void target_mask_remove(const char* shard);
 
 // Mixes a checksum of the mask of a shard, if it has one, into the checksum of the shard.
-// `checksum` is that of a file (file.h). Returns 0 with the error if the mask cannot be read.
+// `checksum` computes a file's (file.h). Returns 0 with the error if the mask cannot be read.
 int target_mask_mix(uint64_t* sum, const char* shard, int (*checksum)(const char*, uint64_t*, char*),
                     char* error);
 
@@ -82,7 +82,7 @@ static inline int target_mask_hides(const TargetMask* mask, size_t token) {
     return mask->bits && (mask->bits[token / 8] >> token % 8 & 1);
 }
 
-// Returns the number of bits that are 1 among those of n tokens.
+// Counts the bits that are 1 in the mask of n tokens.
 size_t target_mask_count(const TargetMask* mask, size_t start, size_t n);
 
 #ifdef __cplusplus

@@ -113,21 +113,15 @@ static const unsigned TASK_WANTED_[TASK_FORMS] = {
 };
 
 static int task_read_texts_(JsonReader* json, TaskRecord* record) {
-    int more;
-    record->count = 0;
-    if (!json_take(json, '[')) {
-        return 0;
-    }
-    while ((more = json_element(json, record->count ? JSON_NEXT : JSON_FIRST)) > 0) {
+    JsonWalk walk = json_walk(json, '[');
+    for (record->count = 0; json_step(&walk, NULL);) {
         if (record->count == TASK_LIST) {
             return error_set(json->error, json->path, "more than %d texts in a list", TASK_LIST);
         }
         TaskText* text = &record->texts[record->count++];
-        if (!json_text(json, &text->text, &text->bytes)) {
-            return 0;
-        }
+        walk.ok = json_text(json, &text->text, &text->bytes);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Reads a number, or a number in quotes.
@@ -173,22 +167,14 @@ static int task_read_record_(TaskRecords* r, char* line, size_t bytes, TaskRecor
     JsonReader json = json_reader(r->place, line, bytes, r->error);
     const char* key;
     size_t length;
-    int more;
-    record->found = 0;
-    if (!json_take(&json, '{')) {
-        return 0;
-    }
-    for (int n = 0; (more = json_text_member(&json, n ? JSON_NEXT : JSON_FIRST, &key, &length)) > 0; n++) {
+    JsonWalk walk = json_walk(&json, '{');
+    for (record->found = 0; json_text_step(&walk, &key, &length);) {
         const int field = task_field_(key, length);
-        const int ok = field == TASK_FIELDS_
-                           ? json_skip(&json)
-                           : task_read_field_(&json, record, TASK_FIELDS_TABLE_[field].kind);
-        if (!ok) {
-            return 0;
-        }
+        walk.ok = field == TASK_FIELDS_ ? json_skip(&json)
+                                        : task_read_field_(&json, record, TASK_FIELDS_TABLE_[field].kind);
         record->found |= field < TASK_FIELDS_ ? 1u << field : 0;
     }
-    return more == 0 && json_end(&json);
+    return walk.ok && json_end(&json);
 }
 
 // Sets names to a list of these fields.

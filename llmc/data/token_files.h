@@ -4,20 +4,16 @@ token_files.h -- a stream of tokens from files: the formats, and the checks of t
 A TokenStream joins tokens end to end without copying them; the files are memory-mapped. The name
 and the first bytes of a file decide its format:
 
-    NAME.bin, with a NAME.idx beside it   Megatron: bare uint16 or int32 tokens; the .idx has the
-                                          documents
-    NAME.bin                              llm.c's shard: a header of 256 int32 (magic, version,
-                                          number of tokens), then uint16 or uint32 tokens
-    NAME.bin, --data-format nanogpt       bare uint16 tokens
-    any other name                        text: one document of one token per byte, after an
-                                          end-of-text token (tokenizer.h, "bytes": V = 257)
+    NAME.bin                          llm.c's shard: a header of 256 int32 (magic, version, number
+                                      of tokens), then uint16 or uint32 tokens
+    NAME.bin, --data-format nanogpt   bare uint16 tokens
+    any other name                    text: one document of one token per byte, after an end-of-text
+                                      token (tokenizer.h, "bytes": V = 257)
 
-Beside a .bin may be a mask, NAME.bin.mask (target_mask.h), and beside any file its checksum,
-FILE.xxh64, the output of `xxh64sum FILE`.
+Beside a .bin may be a mask, NAME.bin.mask (target_mask.h).
 
 Opening a stream checks every token once, in parallel: a bad one must not surface in the middle of a
-run. tokens_verify_file does the same without ending the program, and compares the file with its
-checksum, if any.
+run.
 
 If a file is changed afterwards, reading notices where it has become shorter and where a token is
 not below V any more: tokens_fill then leaves the mapped_try that it is called in (mapped_file.h),
@@ -53,8 +49,6 @@ typedef struct {
     char* path;
     void* map; // the file
     size_t map_bytes;
-    void* index; // Megatron's .idx, mapped; NULL for other files
-    size_t index_bytes;
     TargetMask mask;
 } TokenSpan;
 
@@ -97,35 +91,12 @@ glob_t tokens_list(const char* pattern);
 // Returns what the files are, tokens (.bin) or text (any other name). Opens none of them.
 TokensKind tokens_kind(const char* pattern);
 
-// Files that belong to a data file: NAME.idx and NAME.bin.mask to NAME.bin, NAME.xxh64 to any.
-typedef enum { TOKENS_INDEX, TOKENS_MASK, TOKENS_CHECKSUM, TOKENS_BESIDE } TokensBeside;
-
-// Sets path to the name of such a file, whether it exists or not.
-void tokens_beside(char path[PATH_MAX], const char* data, TokensBeside which);
-
-// Adds the files of a list, which may be shards and texts, and those that belong to them.
+// Adds the files of a list, which may be shards and texts, and the masks of shards.
 void tokens_list_files(FileList* files, const char* option, const char* list);
 
 // ---- opening a file: these functions return 0 and set `error` if something is wrong with it ----
 
 enum { TOKENS_MAGIC_U16 = 20240520, TOKENS_MAGIC_U32 = 20240801, TOKENS_HEADER_BYTES_ = 1024 };
-
-// ---- Megatron's index ----
-
-// Megatron's index: "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of
-// documents, then i32 lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of
-// each document, and n. Nothing is aligned.
-
-typedef struct {
-    int width; // bytes per token
-    uint64_t sequences, marks;
-    const char *lengths, *offsets, *documents;
-} MegatronIndex;
-
-int64_t megatron_i64(const char* array, uint64_t i);
-
-// Reads the head of `index`, which has been checked.
-MegatronIndex megatron_index(const void* index);
 
 // ---- checking tokens ----
 
@@ -177,15 +148,6 @@ void tokens_hide(const TokenStream* stream, size_t start, size_t n, int* targets
 // Sets the error that ended a mapped_try whose function reads the stream. Returns 0, with an error
 // that says only that, if no file of this stream was involved.
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error);
-
-// ---- verifying files ----
-
-// Compares a file with its checksum, if any. Sets *found to the result, in a few
-// words.
-int tokens_verify_checksum(const char* path, const char** found, char* error);
-
-// Checks one file as far as possible, and prints a line about it. True if it is intact.
-int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int vocab_size);
 
 #ifdef __cplusplus
 }
@@ -332,32 +294,15 @@ TokensKind tokens_kind(const char* pattern) {
     return kind;
 }
 
-void tokens_beside(char path[PATH_MAX], const char* data, TokensBeside which) {
-    switch (which) {
-    case TOKENS_INDEX:
-        file_path(path, "%.*s.idx", (int)(strlen(data) - strlen(".bin")), data);
-        return;
-    case TOKENS_MASK:
-        target_mask_path(path, data);
-        return;
-    case TOKENS_CHECKSUM:
-        file_path(path, "%s.xxh64", data);
-        return;
-    case TOKENS_BESIDE:
-        break;
-    }
-    assert(0);
-}
-
 static void tokens_list_item_files_(FileList* files, const char* option, const char* item) {
-    char beside[PATH_MAX];
+    char mask[PATH_MAX];
     glob_t found = tokens_list(item);
     for (size_t i = 0; i < found.gl_pathc; i++) {
         const char* path = found.gl_pathv[i];
         file_list_add(files, option, path);
-        for (int which = tokens_is_shard(path) ? 0 : TOKENS_CHECKSUM; which < TOKENS_BESIDE; which++) {
-            tokens_beside(beside, path, (TokensBeside)which);
-            file_list_add(files, option, beside);
+        if (tokens_is_shard(path)) {
+            target_mask_path(mask, path);
+            file_list_add(files, option, mask);
         }
     }
     globfree(&found);
@@ -403,9 +348,6 @@ static void tokens_unmap_(TokenSpan* span) {
     if (span->map) {
         munmap(span->map, span->map_bytes);
     }
-    if (span->index) {
-        munmap(span->index, span->index_bytes);
-    }
     target_mask_close(&span->mask);
     free(span->path);
 }
@@ -421,9 +363,8 @@ static const char* tokens_magic_hint_(uint32_t magic) {
     }
     return magic == 20240326   ? " (a model)"
            : magic == 20240328 ? " (a tokenizer)"
-           : magic == 20240522
-               ? " (a multiple-choice evaluation)"
-               : " (bare uint16 tokens need --data-format nanogpt, Megatron's their .idx beside them)";
+           : magic == 20240522 ? " (a multiple-choice evaluation)"
+                               : " (bare uint16 tokens need --data-format nanogpt)";
 }
 
 static int tokens_read_shard_(TokenSpan* span, const char* path, char* error) {
@@ -465,103 +406,6 @@ static int tokens_read_bare_(TokenSpan* span, int width, const char* path, char*
         return error_set(error, path, "%zu bytes, wanted whole tokens of %d bytes", span->map_bytes, width);
     }
     return 1;
-}
-
-// ---- Megatron's index ----
-
-enum { MEGATRON_HEAD_BYTES_ = 34, MEGATRON_INT32_ = 4, MEGATRON_UINT16_ = 8 };
-
-int64_t megatron_i64(const char* array, uint64_t i) {
-    int64_t value;
-    memcpy(&value, array + 8 * i, sizeof(value));
-    return value;
-}
-
-static int32_t megatron_i32_(const char* array, uint64_t i) {
-    int32_t value;
-    memcpy(&value, array + 4 * i, sizeof(value));
-    return value;
-}
-
-MegatronIndex megatron_index(const void* index) {
-    const char* bytes = (const char*)index;
-    MegatronIndex it;
-    it.width = bytes[17] == MEGATRON_UINT16_ ? 2 : 4;
-    it.sequences = (uint64_t)megatron_i64(bytes + 18, 0);
-    it.marks = (uint64_t)megatron_i64(bytes + 26, 0);
-    it.lengths = bytes + MEGATRON_HEAD_BYTES_;
-    it.offsets = it.lengths + 4 * it.sequences;
-    it.documents = it.offsets + 8 * it.sequences;
-    return it;
-}
-
-static int megatron_check_head_(const TokenSpan* span, const char* path, char* error) {
-    static const char magic[17] = "MMIDIDX\0\0\1"; // and version 1 as u64
-    const size_t bytes = span->index_bytes;
-    if (bytes < MEGATRON_HEAD_BYTES_ || memcmp(span->index, magic, sizeof(magic)) != 0) {
-        return error_set(error, path, "no Megatron index, wanted MMIDIDX, version 1 for the .bin beside it");
-    }
-    const char* head = (const char*)span->index;
-    const int dtype = (unsigned char)head[17];
-    if (dtype != MEGATRON_UINT16_ && dtype != MEGATRON_INT32_) {
-        return error_set(error, path, "type %d of tokens, wanted %d (uint16) or %d (int32)", dtype,
-                         MEGATRON_UINT16_, MEGATRON_INT32_);
-    }
-    const uint64_t sequences = (uint64_t)megatron_i64(head + 18, 0),
-                   marks = (uint64_t)megatron_i64(head + 26, 0);
-    if (sequences > bytes / 12 || marks > bytes / 8 || marks == 0 ||
-        MEGATRON_HEAD_BYTES_ + 12 * sequences + 8 * marks != bytes) {
-        return error_set(error, path, "%zu bytes do not hold %llu sequences and %llu marks of documents",
-                         bytes, (unsigned long long)sequences, (unsigned long long)marks);
-    }
-    return 1;
-}
-
-// Checks that the sequences lie end to end and fill the .bin, and that the documents consist of all
-// of them.
-static int megatron_check_body_(const TokenSpan* span, const char* path, char* error) {
-    const MegatronIndex it = megatron_index(span->index);
-    int64_t at = 0, document = 0;
-    for (uint64_t i = 0; i < it.sequences; i++) {
-        const int64_t offset = megatron_i64(it.offsets, i);
-        const int32_t length = megatron_i32_(it.lengths, i);
-        if (offset != at || length < 0) {
-            return error_set(error, path, "sequence %llu: %d tokens at byte %lld, wanted them at %lld",
-                             (unsigned long long)i, length, (long long)offset, (long long)at);
-        }
-        at += (int64_t)length * it.width;
-    }
-    if ((size_t)at != span->map_bytes) {
-        return error_set(error, path, "the sequences have %lld bytes, the .bin %zu", (long long)at,
-                         span->map_bytes);
-    }
-    for (uint64_t i = 0; i < it.marks; i++) {
-        const int64_t next = megatron_i64(it.documents, i);
-        if (next < document || (uint64_t)next > it.sequences || (i == 0 && next != 0)) {
-            return error_set(error, path, "document %llu starts at sequence %lld, wanted %lld to %llu",
-                             (unsigned long long)i, (long long)next, (long long)document,
-                             i == 0 ? 0 : (unsigned long long)it.sequences);
-        }
-        document = next;
-    }
-    if ((uint64_t)document != it.sequences) {
-        return error_set(error, path, "the documents end at sequence %lld of %llu", (long long)document,
-                         (unsigned long long)it.sequences);
-    }
-    return 1;
-}
-
-// Sets idx to the name of the .idx beside a .bin. Returns 0 if it does not exist.
-static int megatron_path_(char idx[PATH_MAX], const char* path) {
-    tokens_beside(idx, path, TOKENS_INDEX);
-    return file_exists(idx);
-}
-
-static int tokens_read_megatron_(TokenSpan* span, const char* path, const char* idx, char* error) {
-    return tokens_map_(&span->index, &span->index_bytes, idx, error) &&
-           megatron_check_head_(span, idx, error) &&
-           tokens_read_bare_(span, megatron_index(span->index).width, path, error) &&
-           megatron_check_body_(span, idx, error);
 }
 
 // ---- checking tokens ----
@@ -640,7 +484,7 @@ void tokens_progress(TokensProgress* progress, size_t bytes, const char* name) {
     }
 }
 
-// Skips UTF-8's byte-order mark, and refuses those of other encodings.
+// Skips UTF-8's byte-order mark, and refuses other encodings.
 static int tokens_skip_mark_(TokenSpan* span, const char* path, char* error) {
     size_t mark;
     if (!byte_order_mark(path, (const char*)span->tokens, span->count, &mark, error)) {
@@ -688,7 +532,6 @@ static void tokens_append_(TokenStream* stream, TokenSpan span) {
 
 // Maps a file of tokens and locates them in it.
 static int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat format, char* error) {
-    char idx[PATH_MAX];
     memset(span, 0, sizeof(*span));
     span->path = strdup(path);
     CHECK(span->path, "%s: no memory", path);
@@ -698,9 +541,8 @@ static int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat for
     if (!tokens_is_shard(path)) {
         return tokens_read_bare_(span, 1, path, error) && tokens_skip_mark_(span, path, error);
     }
-    const int ok = format == TOKENS_NANOGPT    ? tokens_read_bare_(span, 2, path, error)
-                   : megatron_path_(idx, path) ? tokens_read_megatron_(span, path, idx, error)
-                                               : tokens_read_shard_(span, path, error);
+    const int ok = format == TOKENS_NANOGPT ? tokens_read_bare_(span, 2, path, error)
+                                            : tokens_read_shard_(span, path, error);
     return ok && target_mask_open(&span->mask, path, span->count, error);
 }
 
@@ -796,14 +638,11 @@ static int tokens_append_file_(TokenStream* stream, const char* path, TokensForm
     return ok;
 }
 
-// Mixes the contents of a file, and of its index, into a fingerprint.
+// Mixes the contents of a file into a fingerprint.
 static uint64_t tokens_fingerprint_(uint64_t before, const TokenSpan* span) {
-    char idx[PATH_MAX], error[ERROR_BYTES];
-    uint64_t sums[3] = {before, 0, 0};
+    char error[ERROR_BYTES];
+    uint64_t sums[3] = {before, 0, 0}; // a zero more, as in checkpoints of earlier versions
     CHECK(file_fingerprint(span->path, &sums[1], error), "%s", error);
-    if (span->index && megatron_path_(idx, span->path)) {
-        CHECK(file_fingerprint(idx, &sums[2], error), "%s", error);
-    }
     uint64_t sum = xxh64(sums, sizeof(sums));
     CHECK(target_mask_mix(&sum, span->path, file_fingerprint, error), "%s", error);
     return sum;
@@ -987,79 +826,15 @@ void tokens_print_place(FILE* file, const TokenStream* stream, size_t start, siz
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error) {
     for (size_t i = 0; i < stream->num_spans; i++) {
         const TokenSpan* span = &stream->spans[i];
-        const char *at = (const char*)where, *map = (const char*)span->map, *index = (const char*)span->index,
+        const char *at = (const char*)where, *map = (const char*)span->map,
                    *mask = (const char*)span->mask.map;
         if ((map && at >= map && at < map + span->map_bytes) ||
-            (index && at >= index && at < index + span->index_bytes) ||
             (mask && at >= mask && at < mask + span->mask.map_bytes)) {
             tokens_describe_span_(span, result, where, error);
             return 1;
         }
     }
     return error_set(error, stream->name, "is no longer readable; was it written to?");
-}
-
-// ---- verifying files ----
-
-enum { TOKENS_MAX_SUM_ = 1 << 16 }; // largest .xxh64 file: sixteen digits and a name
-
-int tokens_verify_checksum(const char* path, const char** found, char* error) {
-    char sum_path[PATH_MAX];
-    unsigned long long wanted;
-    uint64_t value = 0;
-    tokens_beside(sum_path, path, TOKENS_CHECKSUM);
-    char* text;
-    size_t bytes;
-    if (access(sum_path, F_OK) != 0) {
-        *found = "no checksum beside it";
-        return errno == ENOENT ? 1 : error_set(error, sum_path, "cannot open: %s", strerror(errno));
-    }
-    if (!byte_order_text(sum_path, TOKENS_MAX_SUM_, &text, &bytes, error)) {
-        return 0;
-    }
-    const int fields = sscanf(text, "%16llx", &wanted);
-    free(text);
-    if (fields != 1) {
-        return error_set(error, sum_path, "wanted the 16 digits of a checksum, as xxh64sum prints them");
-    }
-    if (!file_checksum(path, &value, error)) {
-        return 0;
-    }
-    if (value != wanted) {
-        return error_set(error, path, "checksum %016llx, wanted %016llx (%s)", (unsigned long long)value,
-                         wanted, sum_path);
-    }
-    *found = "checksum right";
-    return 1;
-}
-
-int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int vocab_size) {
-    char error[ERROR_BYTES];
-    const char* checksum = "";
-    TokensProgress progress = {0, 0};
-    TokenSpan spans[2];
-    TokenStream stream;
-    memset(&stream, 0, sizeof(stream));
-    stream.spans = spans;
-    const int ok = tokens_append_file_(&stream, path, format, vocab_size, &progress, error) &&
-                   tokens_verify_checksum(path, &checksum, error);
-    if (ok) {
-        const TokenSpan* span = &spans[stream.num_spans - 1];
-        printable_line(out, "ok   %s: %zu %s%s, %s", path, span->count,
-                       span->width == 1   ? "bytes of text"
-                       : span->width == 2 ? "tokens, uint16"
-                                          : "tokens, uint32",
-                       span->index       ? ", with their index"
-                       : span->mask.bits ? ", with their mask"
-                                         : "",
-                       checksum);
-    } else {
-        fprintf(out, "BAD  %s\n", error);
-    }
-    for (size_t i = 0; i < stream.num_spans; i++) {
-        tokens_unmap_(&spans[i]);
-    }
-    return ok;
 }
 
 #endif // TOKEN_FILES_IMPLEMENTATION

@@ -55,10 +55,17 @@ typedef struct {
 // Returns 1 if llama.cpp computes such a model; if not, 0 and the reason in `error`.
 int gguf_check(ModelConfig cfg, char* error);
 
-// Creates a file. The model is named after the last part of the path `name`. `bpe` is the
-// tokenizer, which has a bpe_gguf_pre; NULL: none that such files support, and no card.
-void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
-                 const Bpe* bpe, ModelCard card, GgufStart start);
+// Model in such a file.
+typedef struct {
+    const char* name; // a path, whose last part is the name
+    ModelConfig cfg;
+    GgufDtype dtype;
+    const Bpe* bpe; // tokenizer, which has a bpe_gguf_pre; NULL: no tokenizer and no card
+    ModelCard card;
+    GgufStart start;
+} GgufModel;
+
+void gguf_create(GgufWriter* w, const char* path, const GgufModel* model);
 
 // Writes the tensors of group g (model.h) from fp32 memory that has only this group, laid out by
 // `rows`.
@@ -385,18 +392,18 @@ static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
     }
 }
 
-static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, GgufDtype dtype, const Bpe* bpe,
-                            const ModelCard* card, GgufStart start) {
+static void gguf_put_pairs_(GgufWriter* w, const GgufModel* model) {
     static const int file_types[4] = {0, 1, 32, 7};
+    const ModelConfig cfg = model->cfg;
     gguf_pair_string_(w, "general.architecture", gguf_archs_[cfg.arch].name);
     gguf_pair_string_(w, "general.type", "model");
-    gguf_pair_string_(w, "general.name", gguf_title_(name).text);
+    gguf_pair_string_(w, "general.name", gguf_title_(model->name).text);
     gguf_pair_string_(w, "general.size_label", gguf_size_label_(model_count_parameters(cfg)).text);
     gguf_pair_u32_(w, "general.alignment", GGUF_ALIGN_);
-    gguf_pair_u32_(w, "general.file_type", file_types[dtype]);
+    gguf_pair_u32_(w, "general.file_type", file_types[model->dtype]);
     gguf_pair_u32_(w, "general.quantization_version", 2);
     gguf_put_sizes_(w, cfg);
-    gguf_put_tokenizer_(w, bpe, card, start, cfg.V);
+    gguf_put_tokenizer_(w, model->bpe, &model->card, model->start, cfg.V);
 }
 
 // ---- tensors ----
@@ -562,14 +569,14 @@ static uint64_t gguf_count_tensors_(ModelConfig cfg, const TensorRow* rows) {
     return count;
 }
 
-void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
-                 const Bpe* bpe, ModelCard card, GgufStart start) {
+void gguf_create(GgufWriter* w, const char* path, const GgufModel* model) {
+    const ModelConfig cfg = model->cfg;
     TensorRow rows[MODEL_PARAMETER_ROWS];
     char error[ERROR_BYTES];
     CHECK(gguf_check(cfg, error), "%s", error);
     memset(w, 0, sizeof(*w));
     w->cfg = cfg;
-    w->dtype = dtype;
+    w->dtype = model->dtype;
     model_parameter_rows_of(rows, cfg, sizeof(float));
     file_open(&w->file, path);
     gguf_put_bytes_(w, "GGUF", 4);
@@ -577,7 +584,7 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig 
     gguf_put_u64_(w, gguf_count_tensors_(cfg, rows));
     const size_t count = w->at;
     gguf_put_u64_(w, 0); // pairs: set below
-    gguf_put_pairs_(w, name, cfg, dtype, bpe, &card, start);
+    gguf_put_pairs_(w, model);
     gguf_put_infos_(w, rows);
     gguf_pad_(w);
     gguf_put_factors_(w);

@@ -12,15 +12,10 @@ note on stderr.
 
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/model.h"
-#include "llmc/tokenizer/model_card.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-// Returns 1 if the family's class in transformers can hold such a model; if not, 0 and the reason
-// in `error`.
-int hf_config_check(ModelConfig cfg, char* error);
 
 // Reads the sizes of the model in a directory.
 ModelConfig hf_config_read(const char* directory);
@@ -31,11 +26,6 @@ double hf_config_dropout(const char* directory);
 // Returns the fields of the config.json in a directory that change nothing here, as text for
 // hf_config_write: a model that is trained further keeps them. The caller frees it.
 char* hf_config_kept(const char* directory);
-
-// Writes config.json and generation_config.json. `dtype` is the dtype of the weights, written under
-// its names of transformers 4 and 5; kept as above, NULL for a new model.
-void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, ModelCard card,
-                     const char* kept);
 
 #ifdef __cplusplus
 }
@@ -55,50 +45,11 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
-#include "llmc/base/number_text.h"
 #include "llmc/base/text_buffer.h"
+#include "llmc/formats/hf_config_families.h"
 #include "llmc/model/families.h"
 
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // largest config.json
-#define HF_FULL_LAYERS_ 28               // max_window_layers of all classes that have it
-
-// Family of models in transformers: its names in config.json, and the values of missing keys, where
-// 0 means what it means in ModelConfig.
-typedef struct {
-    const char *type, *class_name;
-    const char* activations[3]; // words for the only activation it computes; the first is written
-    float norm_eps;
-    int KV, HS; // key heads, and size of a head
-    int window;
-    float softcap;
-    int is_tied; // the classifier is the token embedding
-    float rope_base;
-    int E, E_used;
-    const char* hidden;    // key of the MLP's hidden units
-    const char* experts;   // key of the number of experts
-    const char* constants; // members that say what our kinds compute
-} HfFamily_;
-
-// clang-format off
-static const HfFamily_ hf_families_[ARCH_COUNT] = {
-    [ARCH_GPT2] =     {"gpt2",      "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1, 0, 0, 0, "n_inner", NULL, ""},
-    [ARCH_LLAMA] =    {"llama",     "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_MISTRAL] =  {"mistral",   "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_QWEN2] =    {"qwen2",     "Qwen2ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_QWEN3] =    {"qwen3",     "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_ARCEE] =    {"arcee",     "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_NANOCHAT] = {"nanochat",  "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_MIXTRAL] =  {"mixtral",   "MixtralForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 1e6, 8,   2, "intermediate_size", "num_local_experts",
-        "  \"router_jitter_noise\": 0.0,\n"},
-    [ARCH_QWEN3MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM", {"silu", "swish"}, 1e-6f, 4,  0,   4096, 0,  0, 0,   128, 8, "moe_intermediate_size", "num_experts",
-        "  \"norm_topk_prob\": true,\n  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [],\n"},
-    [ARCH_OLMOE] =    {"olmoe",     "OlmoeForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   64,  8, "intermediate_size", "num_experts",
-        "  \"norm_topk_prob\": false,\n  \"clip_qkv\": null,\n"},
-    [ARCH_GLM4MOE] =  {"glm4_moe",  "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 0,   128, 8, "moe_intermediate_size", "n_routed_experts",
-        "  \"attention_bias\": true,\n  \"use_qk_norm\": true,\n  \"norm_topk_prob\": true,\n  \"n_group\": 1,\n"
-        "  \"topk_group\": 1,\n  \"first_k_dense_replace\": 0,\n  \"num_nextn_predict_layers\": 0,\n"},
-};
-// clang-format on
 
 // ---- values ----
 
@@ -155,23 +106,13 @@ typedef struct {
     size_t member; // of HfConfig_, if the value is kept
 } HfKey_;
 
-enum {
-    FAMILY_SWITCHED_ = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
-    FAMILY_WINDOWS_ = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_SWITCHED_,
-    FAMILY_QWEN3MOE_ = 1 << ARCH_QWEN3MOE,
-    FAMILY_OLMOE_ = 1 << ARCH_OLMOE,
-    FAMILY_OWN_HIDDEN_ = FAMILY_QWEN3MOE_ | FAMILY_GLM, // intermediate_size is of dense layers
-    FAMILY_BIASES_ = 1 << ARCH_QWEN2 | FAMILY_GLM,
-    FAMILY_ALL_ = (1 << ARCH_COUNT) - 1
-};
-
 // clang-format off
 #define HF_MEMBER_(member) offsetof(HfConfig_, member)
 static const HfKey_ hf_keys_[] = {
-    {FAMILY_ALL_, "vocab_size", HF_SIZE_, HF_MEMBER_(cfg.V)},
-    {FAMILY_ALL_, "tie_word_embeddings", HF_BOOL_, HF_MEMBER_(is_tied)},
-    {FAMILY_ALL_, "quantization_config", HF_UNUSED_, 0},
-    {FAMILY_ALL_, "add_cross_attention", HF_FALSE_, 0},
+    {FAMILY_ALL, "vocab_size", HF_SIZE_, HF_MEMBER_(cfg.V)},
+    {FAMILY_ALL, "tie_word_embeddings", HF_BOOL_, HF_MEMBER_(is_tied)},
+    {FAMILY_ALL, "quantization_config", HF_UNUSED_, 0},
+    {FAMILY_ALL, "add_cross_attention", HF_FALSE_, 0},
 
     {FAMILY_GPT2, "n_layer", HF_SIZE_, HF_MEMBER_(cfg.L)},
     {FAMILY_GPT2, "n_head", HF_SIZE_, HF_MEMBER_(cfg.NH)},
@@ -191,8 +132,8 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "num_key_value_heads", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.KV)},
     {FAMILY_ROPE, "head_dim", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.HS)},
     {FAMILY_ROPE, "hidden_size", HF_SIZE_, HF_MEMBER_(cfg.C)},
-    {FAMILY_ROPE & ~FAMILY_OWN_HIDDEN_, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
-    {FAMILY_OWN_HIDDEN_, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_ROPE & ~FAMILY_OWN_HIDDEN, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_OWN_HIDDEN, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
     {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
     {FAMILY_ROPE, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
     {FAMILY_ROPE, "hidden_act", HF_ACTIVATION_, 0},
@@ -202,9 +143,9 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "partial_rotary_factor", HF_TURNED_, HF_MEMBER_(turned)},
     {FAMILY_ROPE, "attention_dropout", HF_DROPOUT_, 0},
     {FAMILY_ROPE, "layer_types", HF_LAYER_TYPES_, 0},
-    {FAMILY_WINDOWS_, "sliding_window", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.window)},
-    {FAMILY_SWITCHED_, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
-    {FAMILY_SWITCHED_, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
+    {FAMILY_WINDOWS, "sliding_window", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.window)},
+    {FAMILY_SWITCHED, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
+    {FAMILY_SWITCHED, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
     {FAMILY_NANOCHAT, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
 
     // experts; in transformers 5 the first two are the same in all of these families
@@ -214,9 +155,9 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_EXPERTS, "num_experts_per_tok", HF_SIZE_, HF_MEMBER_(cfg.E_used)},
     {FAMILY_GLM, "n_shared_experts", HF_SIZE_, HF_MEMBER_(shared_experts)},
     {FAMILY_GLM, "routed_scaling_factor", HF_POSITIVE_, HF_MEMBER_(cfg.router_factor)},
-    {FAMILY_QWEN3MOE_, "norm_topk_prob", HF_MUST_BE_TRUE_, 0},
+    {FAMILY_QWEN3MOE, "norm_topk_prob", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "norm_topk_prob", HF_TRUE_, 0},
-    {FAMILY_OLMOE_, "norm_topk_prob", HF_FALSE_, 0},
+    {FAMILY_OLMOE, "norm_topk_prob", HF_FALSE_, 0},
     {FAMILY_GLM, "attention_bias", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "use_qk_norm", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "first_k_dense_replace", HF_MUST_BE_NONE_, 0},
@@ -227,11 +168,11 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_EXPERTS, "mlp_only_layers", HF_NONE_, 0},
     {FAMILY_EXPERTS, "clip_qkv", HF_NONE_, 0},
     {FAMILY_EXPERTS, "router_jitter_noise", HF_NONE_, 0},
-    {FAMILY_OLMOE_ | FAMILY_GLM, "sliding_window", HF_NONE_, 0},
+    {FAMILY_OLMOE | FAMILY_GLM, "sliding_window", HF_NONE_, 0},
 
     // keys of models that differ from the family they claim to be
     {FAMILY_ROPE & ~FAMILY_NANOCHAT, "final_logit_softcapping", HF_UNUSED_, 0},
-    {FAMILY_ROPE & ~FAMILY_BIASES_, "attention_bias", HF_FALSE_, 0},
+    {FAMILY_ROPE & ~FAMILY_BIASES, "attention_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "mlp_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "attn_logit_softcapping", HF_UNUSED_, 0},
     {FAMILY_ROPE, "query_pre_attn_scalar", HF_UNUSED_, 0},
@@ -353,7 +294,7 @@ static int hf_read_dropout_(JsonReader* text, HfConfig_* config) {
     return 1;
 }
 
-static int hf_read_activation_(JsonReader* text, const char* key, const HfFamily_* family) {
+static int hf_read_activation_(JsonReader* text, const char* key, const HfFamily* family) {
     const char* word;
     if (!json_name(text, &word)) {
         return 0;
@@ -415,13 +356,11 @@ static int hf_read_rope_(JsonReader* text, HfRope_* rope) {
         return json_skip(text);
     }
     rope->is_given = 1;
-    int more = json_take(text, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(text, place, &key)) > 0 && !hf_rope_value_(text, key, rope)) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &key)) {
+        walk.ok = hf_rope_value_(text, key, rope);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Completes a scaling, and clears the numbers that its kind does not use.
@@ -465,7 +404,7 @@ static int hf_config_rope_(HfConfig_* config, const char* path, char* error) {
         return error_set(error, path, "rope_theta is %g, but %g in rope_parameters; wanted only one of them",
                          (double)config->base, (double)cfg->rope_base);
     }
-    cfg->rope_base = cfg->rope_base > 0 ? cfg->rope_base : hf_families_[cfg->arch].rope_base;
+    cfg->rope_base = cfg->rope_base > 0 ? cfg->rope_base : hf_families[cfg->arch].rope_base;
     return 1;
 }
 
@@ -528,11 +467,8 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
     if (json_peek(text) == 'n') {
         return json_skip(text);
     }
-    int more = json_take(text, '[') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_element(text, place)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(text, '[');
+    while (json_step(&walk, NULL)) {
         if (!json_name(text, &word)) {
             return 0;
         }
@@ -546,7 +482,7 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
         }
         config->num_layer_types++;
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Decides which layers have a window; a missing list of layer_types follows from older keys.
@@ -613,7 +549,7 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
     case HF_DROPOUT_:
         return hf_read_dropout_(text, config);
     case HF_ACTIVATION_:
-        return hf_read_activation_(text, key->key, &hf_families_[config->cfg.arch]);
+        return hf_read_activation_(text, key->key, &hf_families[config->cfg.arch]);
     case HF_ROPE_:
         return hf_read_rope_(text, (HfRope_*)(void*)member);
     case HF_LAYER_TYPES_:
@@ -640,12 +576,12 @@ static int hf_family_(JsonReader* text, Arch* arch) {
         return 0;
     }
     for (int i = 0; i < ARCH_COUNT; i++) {
-        if (strcmp(type, hf_families_[i].type) == 0) {
+        if (strcmp(type, hf_families[i].type) == 0) {
             *arch = (Arch)i;
             return 1;
         }
         const size_t used = strlen(known);
-        snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", hf_families_[i].type);
+        snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", hf_families[i].type);
     }
     return error_set(text->error, text->path, "model_type is %s, wanted one of %s", type, known);
 }
@@ -664,41 +600,32 @@ static int hf_config_check_keys_(JsonReader* text, HfConfig_* config) {
 // Sets the architecture from model_type: it must be known before the values are read.
 static int hf_config_find_family_(JsonReader* text, HfConfig_* config) {
     const char* name;
-    int more = json_take(text, '{') ? 1 : -1, has_family = 0;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(text, place, &name)) <= 0) {
-            break;
-        }
+    int has_family = 0;
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &name)) {
         const int is_type = strcmp(name, "model_type") == 0;
-        if (!(is_type ? hf_family_(text, &config->cfg.arch) : json_skip(text))) {
-            return 0;
-        }
+        walk.ok = is_type ? hf_family_(text, &config->cfg.arch) : json_skip(text);
         has_family |= is_type;
     }
-    return more == 0 && (has_family || error_set(text->error, text->path, "no model_type"));
+    return walk.ok && (has_family || error_set(text->error, text->path, "no model_type"));
 }
 
 // Reads all values.
 static int hf_config_read_values_(JsonReader* text, HfConfig_* config) {
     const char* name;
-    int more = json_take(text, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(text, place, &name)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &name)) {
         const HfKey_* key = hf_key_(name, config->cfg.arch);
         config->keys = (const char**)check_grow(config->keys, config->num_keys, sizeof(name), "list of keys");
         config->keys[config->num_keys++] = name;
-        if (!(key ? hf_config_value_(text, key, config) : json_skip(text))) {
-            return 0;
-        }
+        walk.ok = key ? hf_config_value_(text, key, config) : json_skip(text);
     }
-    return more == 0 && json_end(text) && hf_config_check_keys_(text, config);
+    return walk.ok && json_end(text) && hf_config_check_keys_(text, config);
 }
 
 // Sets the values of keys that may be missing.
 static void hf_config_default_(HfConfig_* config) {
-    const HfFamily_* family = &hf_families_[config->cfg.arch];
+    const HfFamily* family = &hf_families[config->cfg.arch];
     config->cfg.norm_eps = family->norm_eps;
     config->cfg.KV = family->KV;
     config->cfg.HS = family->HS;
@@ -707,8 +634,8 @@ static void hf_config_default_(HfConfig_* config) {
     config->cfg.E = family->E;
     config->cfg.E_used = family->E_used;
     config->is_tied = family->is_tied;
-    config->has_windows = !(FAMILY_SWITCHED_ >> config->cfg.arch & 1);
-    config->full_layers = HF_FULL_LAYERS_;
+    config->has_windows = !(FAMILY_SWITCHED >> config->cfg.arch & 1);
+    config->full_layers = HF_FULL_LAYERS;
     config->shared_experts = 1;
     config->turned = config->cfg.arch == ARCH_GLM4MOE ? 0.5 : 1;
 }
@@ -719,9 +646,9 @@ static int hf_check_gpt2_(const HfConfig_* config, const char* path, char* error
     if (cfg.F && cfg.F != 4 * (double)cfg.C) {
         return error_set(error, path, "n_inner is %d, wanted 4 x n_embd = %.0f", cfg.F, 4 * (double)cfg.C);
     }
-    if (cfg.norm_eps != hf_families_[ARCH_GPT2].norm_eps) {
+    if (cfg.norm_eps != hf_families[ARCH_GPT2].norm_eps) {
         return error_set(error, path, "layer_norm_epsilon is %g, wanted %g", (double)cfg.norm_eps,
-                         (double)hf_families_[ARCH_GPT2].norm_eps);
+                         (double)hf_families[ARCH_GPT2].norm_eps);
     }
     return config->is_tied || error_set(error, path, "tie_word_embeddings is false, wanted true");
 }
@@ -761,7 +688,7 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
     cfg->has_head = !config->is_tied;
     if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
-        return error_set(text->error, text->path, "no %s", hf_families_[cfg->arch].hidden);
+        return error_set(text->error, text->path, "no %s", hf_families[cfg->arch].hidden);
     }
     if ((cfg->arch == ARCH_GPT2 && !hf_check_gpt2_(config, text->path, text->error)) ||
         !hf_config_check_given_(config, text->path, text->error) ||
@@ -821,223 +748,20 @@ char* hf_config_kept(const char* directory) {
     JsonReader reader = hf_config_open_(directory, path, error);
     char* written = hf_copy_(&reader);
     text_buffer_open(&kept, path);
-    int more = json_take(&reader, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(&reader, place, &key)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(&reader, '{');
+    while (json_step(&walk, &key)) {
         json_peek(&reader);
         const size_t begin = reader.at;
         const int is_kept = hf_config_is_kept_(key);
-        more = json_skip(&reader) ? 1 : -1;
+        walk.ok = json_skip(&reader);
         if (is_kept) {
             fprintf(kept.file, "  \"%s\": %.*s,\n", key, (int)(reader.at - begin), written + begin);
         }
     }
-    CHECK(more == 0, "%s", error);
+    CHECK(walk.ok, "%s", error);
     free(written);
     free(reader.text);
     return text_buffer_close(&kept);
-}
-
-// ---- writing ----
-
-int hf_config_check(ModelConfig cfg, char* error) {
-    const int HS = model_head_size(cfg);
-    const char* word = model_architecture(cfg.arch)->word;
-    if ((cfg.arch == ARCH_LLAMA || cfg.arch == ARCH_ARCEE) && cfg.C % cfg.NH) {
-        return error_set(
-            error, "--arch",
-            "transformers wants the %d channels of %s to be a multiple of its %d heads; mistral and "
-            "qwen3 have any",
-            cfg.C, word, cfg.NH);
-    }
-    if (cfg.arch == ARCH_OLMOE && model_heads(cfg) != cfg.C) {
-        return error_set(error, "--arch",
-                         "transformers wants heads of channels / heads in olmoe, not %d x %d of %d channels",
-                         cfg.NH, HS, cfg.C);
-    }
-    if (cfg.arch == ARCH_GLM4MOE && (cfg.E < 2 || cfg.Fs == 0 || cfg.Fs % model_hidden(cfg))) {
-        return error_set(
-            error, "--arch",
-            "transformers wants two experts or more in glm4moe, and one that all tokens take, with a "
-            "multiple of their %d hidden units, not %d and %d",
-            model_hidden(cfg), cfg.E, cfg.Fs);
-    }
-    return model_rope_dims(cfg) == HS || cfg.arch == ARCH_GLM4MOE ||
-           error_set(error, "--arch", "in transformers %s turns all channels of a head, not %d of %d", word,
-                     model_rope_dims(cfg), HS);
-}
-
-// Number that is never written as an integer: transformers checks types.
-typedef struct {
-    char text[NUMBER_BYTES];
-} HfNumber_;
-
-static HfNumber_ hf_number_(float x) {
-    HfNumber_ number;
-    number_exact(x, number.text);
-    if (!strpbrk(number.text, ".e")) {
-        snprintf(number.text + strlen(number.text), 3, ".0");
-    }
-    return number;
-}
-
-// Returns the shortest fraction of HS channels that transformers makes `dims` of.
-static HfNumber_ hf_part_(int dims, int HS) {
-    HfNumber_ number;
-    int digits = 1;
-    do {
-        snprintf(number.text, sizeof(number.text), "%.*f", digits, (double)dims / HS);
-    } while (digits++ < 20 && (int)(HS * strtod(number.text, NULL)) != dims);
-    return number;
-}
-
-static void hf_write_gpt2_(FILE* file, ModelConfig cfg) {
-    fprintf(file,
-            "  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
-            "  \"n_embd\": %d,\n  \"n_layer\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n"
-            "  \"activation_function\": \"%s\",\n  \"layer_norm_epsilon\": %s,\n"
-            "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n",
-            cfg.max_T, cfg.max_T, cfg.C, cfg.L, cfg.NH, hf_families_[ARCH_GPT2].activations[0],
-            hf_number_(model_norm_eps(cfg)).text);
-}
-
-// Writes the members of a scaling, with a comma after each.
-static void hf_write_scaling_(FILE* file, RopeScaling scaling) {
-    if (scaling.kind == ROPE_LINEAR) {
-        fprintf(file, "\"rope_type\": \"linear\", \"factor\": %s", hf_number_(scaling.factor).text);
-    } else if (scaling.kind == ROPE_LLAMA3) {
-        fprintf(
-            file,
-            "\"rope_type\": \"llama3\", \"factor\": %s, \"low_freq_factor\": %s, \"high_freq_factor\": %s, "
-            "\"original_max_position_embeddings\": %d",
-            hf_number_(scaling.factor).text, hf_number_(scaling.low_freq_factor).text,
-            hf_number_(scaling.high_freq_factor).text, scaling.original_context);
-    } else {
-        fprintf(file, "\"rope_type\": \"default\"");
-    }
-}
-
-// Writes rotary positions for transformers 4 and 5.
-static void hf_write_rope_(FILE* file, ModelConfig cfg) {
-    const HfNumber_ base = hf_number_(model_rope_base(cfg)),
-                    part = hf_part_(model_rope_dims(cfg), model_head_size(cfg));
-    if (cfg.arch == ARCH_GLM4MOE) {
-        fprintf(file, "  \"partial_rotary_factor\": %s,\n", part.text);
-    }
-    fprintf(file, "  \"rope_theta\": %s,\n  \"rope_scaling\": ", base.text);
-    if (cfg.scaling.kind == ROPE_PLAIN) {
-        fprintf(file, "null");
-    } else {
-        fprintf(file, "{");
-        hf_write_scaling_(file, cfg.scaling);
-        fprintf(file, "}");
-    }
-    fprintf(file, ",\n  \"rope_parameters\": {\"rope_theta\": %s, ", base.text);
-    if (cfg.arch == ARCH_GLM4MOE) {
-        fprintf(file, "\"partial_rotary_factor\": %s, ", part.text);
-    }
-    hf_write_scaling_(file, cfg.scaling);
-    fprintf(file, "},\n");
-}
-
-// Writes which layers have a window: as a list, and for transformers 4 as the number of layers
-// before the first.
-static void hf_write_windows_(FILE* file, ModelConfig cfg) {
-    const WindowsKind kind = model_architecture(cfg.arch)->windows;
-    int full = 0;
-    if (kind == WINDOWS_NONE) {
-        return;
-    }
-    while (full < cfg.L && !model_window(cfg, full)) {
-        full++;
-    }
-    if (full < cfg.L) {
-        fprintf(file, "  \"sliding_window\": %d,\n", cfg.window);
-    } else {
-        fprintf(file, "  \"sliding_window\": null,\n");
-    }
-    if (FAMILY_SWITCHED_ >> cfg.arch & 1) {
-        fprintf(file, "  \"use_sliding_window\": %s,\n", full < cfg.L ? "true" : "false");
-    }
-    if (kind == WINDOWS_ANY) {
-        fprintf(file, "  \"max_window_layers\": %d,\n  \"layer_types\": [", full);
-        for (int l = 0; l < cfg.L; l++) {
-            fprintf(file, "%s\"%s_attention\"", l ? ", " : "", model_window(cfg, l) ? "sliding" : "full");
-        }
-        fprintf(file, "],\n");
-    }
-}
-
-// Writes the keys of experts.
-static void hf_write_experts_(FILE* file, ModelConfig cfg) {
-    const HfFamily_* family = &hf_families_[cfg.arch];
-    if (!family->experts) {
-        return;
-    }
-    fprintf(file, "  \"%s\": %d,\n  \"num_experts_per_tok\": %d,\n", family->experts, cfg.E, cfg.E_used);
-    if (FAMILY_OWN_HIDDEN_ >> cfg.arch & 1) {
-        fprintf(file, "  \"%s\": %d,\n", family->hidden, model_hidden(cfg));
-    }
-    if (cfg.arch == ARCH_GLM4MOE) {
-        fprintf(file, "  \"n_shared_experts\": %d,\n  \"routed_scaling_factor\": %s,\n",
-                cfg.Fs / model_hidden(cfg), hf_number_(model_router_factor(cfg)).text);
-    }
-    fputs(family->constants, file);
-}
-
-// Writes the keys that the families with rotary positions have in common.
-static void hf_write_common_(FILE* file, ModelConfig cfg) {
-    fprintf(file,
-            "  \"max_position_embeddings\": %d,\n  \"hidden_size\": %d,\n  \"intermediate_size\": %d,\n"
-            "  \"num_hidden_layers\": %d,\n  \"num_attention_heads\": %d,\n  \"num_key_value_heads\": %d,\n"
-            "  \"head_dim\": %d,\n  \"hidden_act\": \"%s\",\n  \"rms_norm_eps\": %s,\n"
-            "  \"attention_dropout\": 0.0,\n",
-            cfg.max_T, cfg.C, model_hidden(cfg), cfg.L, cfg.NH, model_key_heads(cfg), model_head_size(cfg),
-            hf_families_[cfg.arch].activations[0], hf_number_(model_norm_eps(cfg)).text);
-    if (!(FAMILY_BIASES_ >> cfg.arch & 1)) { // others have theirs in the class, or among constants
-        fprintf(file, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
-    }
-    if (model_architecture(cfg.arch)->softcap > 0) {
-        fprintf(file, "  \"final_logit_softcapping\": %s,\n",
-                cfg.softcap > 0 ? hf_number_(cfg.softcap).text : "null");
-    }
-    hf_write_rope_(file, cfg);
-    hf_write_windows_(file, cfg);
-    hf_write_experts_(file, cfg);
-}
-
-// Writes the tokens around texts. What is kept may have the padding token.
-static void hf_write_tokens_(FILE* file, const ModelCard* card, const char* kept) {
-    char ends[CARD_ENDS_BYTES];
-    fprintf(file, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %s,\n", card->start,
-            card_print_ends(card, ends));
-    if (card->pad >= 0 && !(kept && strstr(kept, "\"pad_token_id\""))) {
-        fprintf(file, "  \"pad_token_id\": %d,\n", card->pad);
-    }
-}
-
-void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, ModelCard card,
-                     const char* kept) {
-    char path[PATH_MAX];
-    FileWriter writer;
-    const HfFamily_* family = &hf_families_[cfg.arch];
-    const char* type = dtype == SAFETENSORS_BF16  ? "bfloat16"
-                       : dtype == SAFETENSORS_F16 ? "float16"
-                                                  : "float32";
-    file_join(path, directory, "config.json");
-    file_open(&writer, path);
-    fprintf(writer.file,
-            "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n  \"vocab_size\": %d,\n",
-            family->class_name, family->type, cfg.V);
-    (cfg.arch == ARCH_GPT2 ? hf_write_gpt2_ : hf_write_common_)(writer.file, cfg);
-    hf_write_tokens_(writer.file, &card, kept);
-    fprintf(writer.file,
-            "%s  \"tie_word_embeddings\": %s,\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n",
-            kept ? kept : "", cfg.has_head ? "false" : "true", type, type);
-    file_commit(&writer);
-    card_write_generation(&card, directory);
 }
 
 #endif // HF_CONFIG_IMPLEMENTATION

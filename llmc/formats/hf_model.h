@@ -91,8 +91,8 @@ void hf_model_list_files(FileList* files, const char* option, const char* path);
 int hf_model_has(const char* directory, HfWeights which);
 
 // Opens the model of a directory with the configuration `cfg`. All tensors must exist, and no
-// others. The files have the tensors of `arch`: that of `cfg`, or a dense one; then each expert
-// gets the MLP of the files, and routers are not set.
+// others. The files have the tensors of `arch`: cfg.arch, or its dense form; then each expert gets
+// the MLP of the files, and routers are not set.
 void hf_model_open(HfModel* model, const char* directory, HfWeights which, ModelConfig cfg, Arch arch);
 
 // Sets elements [first, end) of group g, as far as tensors cover them, in memory that has only this
@@ -457,7 +457,7 @@ static int hf_is_mask_(const char* name) {
            (strcmp(what, "bias") == 0 || strcmp(what, "masked_bias") == 0);
 }
 
-// True for the frequencies of rotary positions, which old versions saved, too: config.json has
+// True for the frequencies of rotary positions, which old versions also saved; config.json has
 // them.
 static int hf_is_frequencies_(const char* name) {
     static const char ending[] = "rotary_emb.inv_freq";
@@ -679,7 +679,7 @@ static void hf_check_equal_(const HfModel* model, HfTensor_ t, int g, const Safe
     }
 }
 
-// Sets elements of group g from a tensor of the files, that of the group's lowest layer.
+// Sets elements of group g from a tensor of the files: the one of the group's lowest layer.
 static void hf_read_tensor_(const HfModel* model, const HfTensor_* t, int g, HfRange_ range, float* group) {
     float* layer = (float*)tensor_in_group(t->row, group);
     const size_t at = (size_t)(layer - group);

@@ -36,22 +36,14 @@ extern "C" {
 
 // ---- types of elements ----
 
-typedef enum {
-    SAFETENSORS_F32,
-    SAFETENSORS_F16,
-    SAFETENSORS_BF16,
-    SAFETENSORS_F64,
-    SAFETENSORS_I64,
-    SAFETENSORS_I32,
-    SAFETENSORS_I16,
-    SAFETENSORS_I8,
-    SAFETENSORS_U64,
-    SAFETENSORS_U32,
-    SAFETENSORS_U16,
-    SAFETENSORS_U8,
-    SAFETENSORS_BOOL,
-    SAFETENSORS_DTYPES // number of types
-} SafeTensorsDtype;
+// X(name in files, bytes)
+// clang-format off
+#define SAFETENSORS_TYPES_(X) \
+    X(F32, 4) X(F16, 2) X(BF16, 2) X(F64, 8) X(I64, 8) X(I32, 4) X(I16, 2) X(I8, 1) \
+    X(U64, 8) X(U32, 4) X(U16, 2) X(U8, 1) X(BOOL, 1)
+#define SAFETENSORS_VALUE_(name, bytes) SAFETENSORS_##name,
+// clang-format on
+typedef enum { SAFETENSORS_TYPES_(SAFETENSORS_VALUE_) SAFETENSORS_DTYPES } SafeTensorsDtype;
 
 const char* safetensors_dtype_name(SafeTensorsDtype dtype);
 
@@ -227,24 +219,29 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 // ---- types of elements ----
 
+#define SAFETENSORS_NAME_(name, bytes) #name,
 const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
-    static const char* const names[SAFETENSORS_DTYPES] = {"F32", "F16", "BF16", "F64", "I64", "I32", "I16",
-                                                          "I8",  "U64", "U32",  "U16", "U8",  "BOOL"};
+    static const char* const names[] = {SAFETENSORS_TYPES_(SAFETENSORS_NAME_)};
     return names[dtype];
 }
 
+#define SAFETENSORS_BYTES_(name, bytes) bytes,
 size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
-    static const size_t bytes[SAFETENSORS_DTYPES] = {4, 2, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1};
+    static const size_t bytes[] = {SAFETENSORS_TYPES_(SAFETENSORS_BYTES_)};
     return bytes[dtype];
+}
+
+// Returns element i of 16 bits, at any alignment.
+static float safetensors_narrow_(const void* elements, SafeTensorsDtype dtype, size_t i) {
+    uint16_t bits;
+    memcpy(&bits, (const char*)elements + i * sizeof(bits), sizeof(bits));
+    return dtype == SAFETENSORS_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
 }
 
 void safetensors_widen(void* elements, SafeTensorsDtype dtype, size_t count) {
     float* wide = (float*)elements;
-    // From the end, because the results are wider.
-    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) {
-        uint16_t bits;
-        memcpy(&bits, (char*)elements + i * sizeof(bits), sizeof(bits));
-        wide[i] = dtype == SAFETENSORS_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
+    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) { // from the end
+        wide[i] = safetensors_narrow_(elements, dtype, i);
     }
 }
 
@@ -283,11 +280,8 @@ void safetensors_sort(void* items, size_t count, size_t item_bytes,
 // Reads an object of strings, sorted by key; the caller frees *pairs, also after an error.
 static int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     SafeTensorsPair pair = {NULL, NULL};
-    int more;
-    if (!json_take(text, '{')) {
-        return 0;
-    }
-    while ((more = json_member(text, *count ? JSON_NEXT : JSON_FIRST, &pair.key)) > 0) {
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &pair.key)) {
         if (!json_string(text, &pair.value)) {
             return 0;
         }
@@ -295,12 +289,12 @@ static int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t*
         (*pairs)[(*count)++] = pair;
     }
     safetensors_sort(*pairs, *count, sizeof(pair), safetensors_by_key_);
-    for (size_t i = 1; more == 0 && i < *count; i++) {
+    for (size_t i = 1; walk.ok && i < *count; i++) {
         if (strcmp((*pairs)[i - 1].key, (*pairs)[i].key) == 0) {
             return error_set(text->error, text->path, "key %s appears twice", (*pairs)[i].key);
         }
     }
-    return more == 0;
+    return walk.ok;
 }
 
 static int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
@@ -325,11 +319,9 @@ static int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
 static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t offsets[2]) {
     static const char* const keys[3] = {"dtype", "shape", "data_offsets"};
     const char* key;
-    int seen[3] = {0, 0, 0}, more, count = 2;
-    if (!json_take(text, '{')) {
-        return 0;
-    }
-    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+    int seen[3] = {0, 0, 0}, count = 2;
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &key)) {
         int i = 0;
         while (i < 3 && strcmp(key, keys[i]) != 0) {
             i++;
@@ -339,22 +331,20 @@ static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t of
                              "tensor %s: key %s appears twice, wanted dtype, shape and data_offsets",
                              view->name, key);
         }
-        if (!(i == 0   ? safetensors_dtype_(text, view)
-              : i == 1 ? json_naturals(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
-              : i == 2 ? json_naturals(text, offsets, 2, &count)
-                       : json_skip(text))) {
-            return 0;
-        }
+        walk.ok = i == 0   ? safetensors_dtype_(text, view)
+                  : i == 1 ? json_naturals(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
+                  : i == 2 ? json_naturals(text, offsets, 2, &count)
+                           : json_skip(text);
     }
-    for (int i = 0; more == 0 && i < 3; i++) {
+    for (int i = 0; walk.ok && i < 3; i++) {
         if (!seen[i]) {
             return error_set(text->error, text->path, "tensor %s: no %s", view->name, keys[i]);
         }
     }
-    if (more == 0 && count != 2) {
+    if (walk.ok && count != 2) {
         return error_set(text->error, text->path, "tensor %s: %d data_offsets, wanted 2", view->name, count);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Shape as text, "(768, 2304)", for messages.
@@ -408,19 +398,15 @@ static int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t beg
 // Reads the object that is the header.
 static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
     const char* name;
-    int more, has_metadata = 0;
-    if (!json_take(text, '{')) {
-        return 0;
-    }
-    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &name)) > 0; n++) {
+    int has_metadata = 0;
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &name)) {
         if (strcmp(name, SAFETENSORS_METADATA_) == 0) {
             if (has_metadata++) {
                 return error_set(st->error, st->path, "%s appears twice", SAFETENSORS_METADATA_);
             }
-            if (!(json_peek(text) == 'n' ? json_skip(text)
-                                         : safetensors_pairs_(text, &st->metadata, &st->num_metadata))) {
-                return 0;
-            }
+            walk.ok = json_peek(text) == 'n' ? json_skip(text)
+                                             : safetensors_pairs_(text, &st->metadata, &st->num_metadata);
             continue;
         }
         SafeTensorsView view;
@@ -436,7 +422,7 @@ static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
                                                    "list of tensors");
         st->tensors[st->num_tensors++] = view;
     }
-    return more < 0 ? 0 : json_end(text);
+    return walk.ok && json_end(text);
 }
 
 // Checks that the tensors fill the data, from `at` to the end of the file.
@@ -596,15 +582,8 @@ static void safetensors_read_piece_(const SafeTensorsView* view, size_t start, s
     if (dtype == SAFETENSORS_F32 && count) {
         memcpy(out, from, count * sizeof(float));
     }
-    for (size_t i = 0; dtype == SAFETENSORS_BF16 && i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, from + 2 * i, 2);
-        out[i] = bf16_to_float(bits);
-    }
-    for (size_t i = 0; dtype == SAFETENSORS_F16 && i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, from + 2 * i, 2);
-        out[i] = fp16_to_float(bits);
+    for (size_t i = 0; dtype != SAFETENSORS_F32 && i < count; i++) {
+        out[i] = safetensors_narrow_(from, dtype, i);
     }
     safetensors_release_(from, count * safetensors_dtype_bytes(dtype));
 }
@@ -666,26 +645,18 @@ static int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
 // Reads {"metadata": anything, "weight_map": {tensor: file, ...}}.
 static int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     const char* key;
-    int more, has_map = 0;
-    if (!json_take(text, '{')) {
-        return 0;
-    }
-    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+    int has_map = 0;
+    JsonWalk walk = json_walk(text, '{');
+    while (json_step(&walk, &key)) {
         const int is_map = strcmp(key, "weight_map") == 0;
         if (is_map && has_map++) {
             return error_set(text->error, text->path, "weight_map appears twice");
         }
-        if (!(is_map ? safetensors_pairs_(text, pairs, count) : json_skip(text))) {
-            return 0;
-        }
+        walk.ok = is_map ? safetensors_pairs_(text, pairs, count) : json_skip(text);
     }
-    if (more == 0 && !json_end(text)) {
-        return 0;
-    }
-    if (more == 0 && *count == 0) {
-        return error_set(text->error, text->path, "no weight_map, wanted the files of the tensors");
-    }
-    return more == 0;
+    return walk.ok && json_end(text) &&
+           (*count > 0 ||
+            error_set(text->error, text->path, "no weight_map, wanted the files of the tensors"));
 }
 
 // Opens the files of an index, which are beside it, and finds each tensor.

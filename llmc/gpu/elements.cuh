@@ -71,4 +71,38 @@ __device__ inline Elements<To, W> elements_convert(const Elements<From, W>& from
     return to;
 }
 
+// Load and store WIDTH adjacent elements, one or a whole number of packs, as floats.
+template <int WIDTH, class X> __device__ inline void load_floats(float* to, const X* from) {
+    if constexpr (WIDTH == 1) {
+        to[0] = to_float(from[0]);
+    } else {
+        constexpr int SIZE = Pack<X>::SIZE; // WIDTH, or half of it for fp32
+#pragma unroll
+        for (int first = 0; first < WIDTH; first += SIZE) {
+            const Pack<X> pack = load_pack(from + first);
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) {
+                to[first + i] = to_float(pack[i]);
+            }
+        }
+    }
+}
+
+template <int WIDTH, class X> __device__ inline void store_floats(X* to, const float* from) {
+    if constexpr (WIDTH == 1) {
+        to[0] = from_float<X>(from[0]);
+    } else {
+        constexpr int SIZE = Pack<X>::SIZE;
+#pragma unroll
+        for (int first = 0; first < WIDTH; first += SIZE) {
+            Pack<X> pack;
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) {
+                pack[i] = from_float<X>(from[first + i]);
+            }
+            store_pack(to + first, pack);
+        }
+    }
+}
+
 #endif

@@ -363,10 +363,13 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
-__device__ inline float warp_max(float x) {
+__device__ inline float larger_(float x, float y) { return fmaxf(x, y); }
+__device__ inline uint32_t larger_(uint32_t x, uint32_t y) { return max(x, y); }
+
+template <class T> __device__ inline T warp_max(T x) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+        x = larger_(x, __shfl_xor_sync(0xffffffffu, x, distance));
     }
     return x;
 }
@@ -386,18 +389,20 @@ __device__ inline float block_sum(float x) {
     return x;
 }
 
-__device__ inline float block_max(float x) {
-    SMEM_ARRAY(float, of_warp, [32]);
+// Returns the largest in such a block; nothing is below `least`.
+template <class T> __device__ inline T block_max(T x, T least) {
+    SMEM_ARRAY(T, of_warp, [32]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     x = warp_max(x);
     if (lane == 0) {
         of_warp[warp] = x;
     }
     __syncthreads();
-    x = warp_max(lane < warps ? of_warp[lane] : -INFINITY);
+    x = warp_max(lane < warps ? of_warp[lane] : least);
     __syncthreads();
     return x;
 }
+__device__ inline float block_max(float x) { return block_max(x, -INFINITY); }
 
 // Returns the sum of x over this lane and the lanes below.
 __device__ inline int warp_scan(int x) {
@@ -409,7 +414,7 @@ __device__ inline int warp_scan(int x) {
     return x;
 }
 
-// Returns the sum of x over the threads below, in a block like that of block_sum.
+// Returns the sum of x over the threads below, in a block as for block_sum.
 __device__ inline int block_scan(int x) {
     SMEM_ARRAY(int, of_warp, [32]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;

@@ -52,7 +52,7 @@ __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
                  : "memory");
 }
 
-// Waits for the copies that this thread started; those of others are complete after the next
+// Waits for the copies that this thread started; other threads' are complete after the next
 // barrier.
 __device__ inline void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

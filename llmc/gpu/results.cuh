@@ -38,7 +38,7 @@ typedef struct {
     const Gpu* gpu;
 } StepResults;
 
-// Opens the results, with so many statistics. `gpu` must stay valid.
+// Opens the results, with this many statistics. `gpu` must stay valid.
 static inline void step_results_open(StepResults* r, Memory* memory, int64_t max_losses, size_t statistics,
                                      const Gpu* gpu) {
     const size_t bytes = step_result_bytes(max_losses);

@@ -102,12 +102,12 @@ static inline void bf16_weights_pack_expert_(Bf16Weights* w, int row, int layer,
     uint32_t* forward = bf16_weights_at_(w, row, layer, PACKED_FORWARD) +
                         (size_t)e * bf16_weights_expert_pairs_(r, PACKED_FORWARD);
     bf16_pack_right(w->pack, forward + matmul_bf16_pairs(first, C), matmul_bf16_pairs(1, C),
-                    matmul_bf16_forward_weight(weight, C), 0, first, C, count);
+                    matrix_at(matmul_bf16_forward_weight(weight, C), 0, first), C, count);
     if (w->kinds > PACKED_BACKWARD) {
         uint32_t* backward = bf16_weights_at_(w, row, layer, PACKED_BACKWARD) +
                              (size_t)e * bf16_weights_expert_pairs_(r, PACKED_BACKWARD);
         bf16_pack_right(w->pack, backward + matmul_bf16_pairs(1, first), matmul_bf16_pairs(1, OC),
-                        matmul_bf16_backward_weight(weight, C), first, 0, count, C);
+                        matrix_at(matmul_bf16_backward_weight(weight, C), first, 0), count, C);
     }
 }
 
@@ -136,15 +136,14 @@ static inline void bf16_weights_pack(Bf16Weights* w) {
     }
 }
 
-// Returns the copies of a slice of layer l: NULL for what has none, and for a kind that is not
-// kept.
-static inline PackedParameters bf16_weights_at_slice(const Bf16Weights* w, int l, int slice, PackedFor kind) {
+// Returns the copies of layer l: NULL for what has none, and for a kind that is not kept.
+static inline PackedParameters bf16_weights_at_layer(const Bf16Weights* w, int l, PackedFor kind) {
     PackedParameters copies;
     memset(&copies, 0, sizeof(copies));
     for (int i = 0; i < MODEL_PARAMETER_ROWS && (int)kind < w->kinds; i++) {
         const TensorRow* row = &w->rows[i];
         if (bf16_weights_has(w, i)) {
-            const uint32_t* copy = bf16_weights_at_(w, i, tensor_copy_of_slice(row, l, slice), kind);
+            const uint32_t* copy = bf16_weights_at_(w, i, tensor_copy(row, l), kind);
             memcpy((char*)&copies + row->member, &copy, sizeof(copy)); // all members are pointers
         }
     }

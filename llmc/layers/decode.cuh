@@ -57,7 +57,7 @@ static inline void decoder_queue_open_(DecoderQueue* queue, Memory* memory, int 
 // Opens a decoder; for `acts`, on the GPU, see decoder_bind. `gpu` must outlive it.
 static inline void decoder_open(DecoderGpu* d, Memory* memory, ModelConfig cfg, int sequences, int T,
                                 void* acts, int use_graph, const Gpu* gpu) {
-    d->Vp = model_is_sliced(cfg) ? cfg.Vp * cfg.part.of_slices : cfg.Vp;
+    d->Vp = cfg.Vp * model_tensor_ranks(cfg);
     d->use_graph = use_graph;
     d->gpu = gpu;
     decoder_bind(&d->decoder, cfg, sequences, T, acts);

@@ -80,7 +80,7 @@ typedef struct {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double times, N, T;          // micro-batches of an update; tokens of one, and of a sequence
     double stream;               // tokens of the residual stream in this process, of a tensor group
-    int slices, all_slices;      // slices here, each of the sizes of `cfg`; all of them
+    int tensor_ranks;            // ranks that cut matrices to the sizes of `cfg`
     double size, gradient_bytes; // bytes of an element
     // true on a GPU, where residuals and gradients of biases are parts of other operations
     int is_fused;
@@ -103,11 +103,6 @@ static inline void cost_add(const CostWalk* w, CostKind kind, double flops, doub
     cost_add_times_(w, kind, flops, bytes, w->times);
 }
 
-// Adds the same of an operation on each slice.
-static inline void cost_add_slices(const CostWalk* w, CostKind kind, double flops, double bytes) {
-    cost_add_times_(w, kind, flops, bytes, w->times * w->slices);
-}
-
 // ---- linear.h ----
 
 // Returns the rows of the hidden layers: of each token those of the experts that it takes, and of
@@ -122,8 +117,8 @@ static inline double cost_hidden_rows_(const CostWalk* w) {
 static inline void cost_matmul_of_(const CostWalk* w, const TensorRow* weight, double weight_bytes) {
     const double in = (double)weight->cols, out = (double)weight->rows / weight->experts,
                  N = weight->experts > 1 || weight->split == SPLIT_EXPERTS ? cost_hidden_rows_(w) : w->N;
-    cost_add_slices(w, COST_MATMULS, matmul_flops(N, in, out),
-                    w->size * N * (in + out) + weight_bytes * (double)tensor_layer_elements(weight));
+    cost_add(w, COST_MATMULS, matmul_flops(N, in, out),
+             w->size * N * (in + out) + weight_bytes * (double)tensor_layer_elements(weight));
     w->sum->s[COST_LAUNCHES] += w->is_fused ? 0 : w->times * (weight->experts - 1) * w->rates->launch_s;
 }
 
@@ -144,9 +139,9 @@ static inline void cost_matmul_fp8_(const CostWalk* w, const TensorRow* weight, 
     const CostRates* r = w->rates;
     const double slower = r->per_s[COST_MATMULS] / r->fp8_per_s,
                  elements = (double)tensor_layer_elements(weight), codes = w->N * in;
-    cost_add_slices(w, COST_MATMULS, slower * matmul_flops(w->N, in, out),
-                    2 * codes + w->size * w->N * out + elements);
-    cost_add_times_(w, COST_MEMORY, 0, (w->size + 1) * elements, w->slices);
+    cost_add(w, COST_MATMULS, slower * matmul_flops(w->N, in, out),
+             2 * codes + w->size * w->N * out + elements);
+    cost_add_times_(w, COST_MEMORY, 0, (w->size + 1) * elements, 1);
 }
 
 // Adds out = inp weight^T, or the gradient of inp.
@@ -186,7 +181,7 @@ static inline void cost_linear_backward_(const CostWalk* w, size_t weight, size_
     }
     cost_gradient_(w, &w->rows[i]);
     if (!w->is_fused && tensor_elements(&w->rows[b]) > 0 && !freeze_has(w->freeze, b, w->l)) {
-        cost_add_slices(w, COST_MEMORY, 0, w->size * w->N * out);
+        cost_add(w, COST_MEMORY, 0, w->size * w->N * out);
     }
 }
 
@@ -198,10 +193,10 @@ static inline void cost_residual_(const CostWalk* w, size_t weight) {
     }
 }
 
-// Adds the sum of the parts that the slices add to the stream, or to its gradient.
-static inline void cost_sum_of_slices(const CostWalk* w) {
-    if (w->all_slices > 1) {
-        cost_add(w, COST_MEMORY, 0, (w->all_slices + 2) * w->stream * w->cfg.C * w->size);
+// Adds the sum of the parts that tensor ranks add to the stream, or to its gradient.
+static inline void cost_sum_of_parts(const CostWalk* w) {
+    if (w->tensor_ranks > 1) {
+        cost_add(w, COST_MEMORY, 0, (w->tensor_ranks + 2) * w->stream * w->cfg.C * w->size);
     }
 }
 
@@ -233,7 +228,7 @@ static inline void cost_norm_backward(const CostWalk* w) {
 static inline void cost_attention_(const CostWalk* w, double flops, double bytes) {
     const double B = w->N / w->T, all = model_heads(w->cfg) * w->T,
                  seen = model_attention_products(w->cfg, w->l, (int)w->T);
-    cost_add_slices(w, COST_ATTENTION, B * flops * (seen / all), B * bytes);
+    cost_add(w, COST_ATTENTION, B * flops * (seen / all), B * bytes);
 }
 
 static inline void cost_self_attention(const CostWalk* w) {
@@ -241,7 +236,7 @@ static inline void cost_self_attention(const CostWalk* w) {
     cost_linear_(w, offsetof(ModelParameters, qkvw));
     cost_attention_(w, attention_forward_flops(sizes), attention_forward_bytes(sizes, w->size));
     cost_residual_(w, offsetof(ModelParameters, attprojw));
-    cost_sum_of_slices(w);
+    cost_sum_of_parts(w);
 }
 
 static inline void cost_self_attention_backward(const CostWalk* w) {
@@ -249,14 +244,13 @@ static inline void cost_self_attention_backward(const CostWalk* w) {
     cost_linear_backward_(w, offsetof(ModelParameters, attprojw), offsetof(ModelParameters, attprojb));
     cost_attention_(w, attention_backward_flops(sizes), attention_backward_bytes(sizes, w->size));
     cost_linear_backward_(w, offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb));
-    cost_sum_of_slices(w);
+    cost_sum_of_parts(w);
 }
 
 // ---- mlp.h ----
 
 static inline void cost_activation_(const CostWalk* w, double elements) {
-    cost_add_slices(w, COST_ACTIVATION, 0,
-                    activation_forward_bytes(elements, w->size, model_activation(w->cfg)));
+    cost_add(w, COST_ACTIVATION, 0, activation_forward_bytes(elements, w->size, model_activation(w->cfg)));
 }
 
 // Adds the activations that passes keep: divided experts keep none.
@@ -308,7 +302,7 @@ static inline void cost_mlp(const CostWalk* w) {
         cost_linear_(w, offsetof(ModelParameters, sfcprojw));
     }
     cost_residual_(w, offsetof(ModelParameters, fcprojw));
-    cost_sum_of_slices(w);
+    cost_sum_of_parts(w);
 }
 
 // Adds what experts need besides their matmuls: two gathers, the sum of the gradients of each
@@ -325,10 +319,9 @@ static inline void cost_mlp_backward(const CostWalk* w) {
     const double elements = cost_hidden_rows_(w) * model_hidden(w->cfg) + w->N * w->cfg.Fs;
     cost_divided_hidden_(w);
     cost_linear_backward_(w, offsetof(ModelParameters, fcprojw), offsetof(ModelParameters, fcprojb));
-    cost_add_slices(w, COST_ACTIVATION, 0,
-                    activation_backward_bytes(elements, w->size, model_activation(w->cfg)));
+    cost_add(w, COST_ACTIVATION, 0, activation_backward_bytes(elements, w->size, model_activation(w->cfg)));
     cost_linear_backward_(w, offsetof(ModelParameters, fcw), offsetof(ModelParameters, fcb));
-    cost_sum_of_slices(w);
+    cost_sum_of_parts(w);
     if (w->cfg.E > 0) {
         cost_experts_backward_(w);
     }
@@ -367,7 +360,7 @@ static inline void cost_lm_head(const CostWalk* w, double chunk) {
     const CostWalk part = cost_chunks_(w, chunk);
     const TensorRow* weight = cost_head_(w);
     cost_matmul_(&part, weight, 0);
-    cost_add_slices(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->cfg.Vp, w->size));
+    cost_add(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->cfg.Vp, w->size));
     cost_matmul_(&part, weight, 1);
     if (!freeze_has_classifier(w->freeze, w->cfg)) {
         cost_gradient_(&part, weight);

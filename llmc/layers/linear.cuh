@@ -44,6 +44,7 @@ linear_experts_* are the same for rows of experts, whose matrices follow w, that
 #include "llmc/ops/q8.cuh"
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"
+#include "llmc/parallel/tensor_parallel.cuh"
 
 // Room for the codes of an input, and the tensor whose codes they are, for the matmul that reads it
 // next; NULL: none.
@@ -66,6 +67,18 @@ typedef struct {
     MatmulGpu* matmul;
     const Gpu* gpu;
 } LinearGpu;
+
+// A layer in a pass: its sizes, parameters, activations and matrices.
+typedef struct {
+    ModelConfig cfg; // of the part that this rank has
+    int l;
+    const Pass* pass;
+    ModelParameters p;
+    ModelActivations a;
+    LayerWeights weights;
+    TensorParallelGpu tensor;
+    LinearGpu* linear;
+} LayerPassGpu;
 
 // `matmul` and `gpu` stay the caller's.
 static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfig cfg, int is_quantized,
@@ -126,7 +139,7 @@ static inline void linear_gpu_open_fp8(LinearGpu* linear, Memory* memory, ModelC
     linear->weights_bytes = linear_cut_codes_(&sizes, NULL);
     if (keeps_weights) {
         linear->weights = (char*)memory_take(memory, "weights in fp8", MEMORY_DEVICE,
-                                             (size_t)model_blocks(cfg) * linear->weights_bytes);
+                                             (size_t)model_copies(cfg) * linear->weights_bytes);
     } else {
         linear->matrix = matmul_fp8_cut(&at, widest, C); // or (C, widest): a scale for each row
     }
@@ -159,13 +172,13 @@ static inline void linear_renew(LayerWeights* w, const LinearGpu* linear) {
     }
 }
 
-// Returns the matrices of a slice of a layer, whose parameters are `p`. The sum of slices adds the
-// biases into the stream (tensor_parallel.cuh).
+// Returns the matrices of a layer, whose parameters are `p`. If several ranks cut them, the sum of
+// their parts adds the biases into the stream (tensor_parallel.cuh).
 static inline LayerWeights linear_weights(ModelConfig cfg, const ModelParameters* p) {
     const PackedParameters none = {};
     LayerWeights w = layer_weights(cfg, p, &none, &none);
-    w.attproj.bias = model_is_sliced(cfg) ? NULL : w.attproj.bias;
-    w.fcproj.bias = model_is_sliced(cfg) ? NULL : w.fcproj.bias;
+    w.attproj.bias = model_is_cut(cfg) ? NULL : w.attproj.bias;
+    w.fcproj.bias = model_is_cut(cfg) ? NULL : w.fcproj.bias;
     return w;
 }
 
@@ -187,8 +200,8 @@ static inline int linear_reads_blocks_(const LinearGpu* linear, int N) {
 // Sets out = inp weight^T + bias, and adds `residual`, unless NULL, from blocks.
 static inline void linear_forward_blocks_(floatX* out, const floatX* residual, const floatX* inp,
                                           const Weight* w, int N, LinearGpu* linear) {
-    q8_matmul(out, residual, inp, quantized_gpu_bind(w->data, (size_t)w->OC * w->C), w->bias, N, w->C, w->OC,
-              linear->gpu);
+    q8_matmul(out, residual, inp, quantized_gpu_bind(w->data, (size_t)w->OC * w->C), w->bias,
+              {N, w->C, w->OC}, linear->gpu);
 }
 
 // ---- in fp8: factors ----
@@ -243,11 +256,11 @@ static inline E4m3Rows linear_codes_for_(LinearGpu* linear, LinearCodes* codes, 
 }
 static inline int linear_may_read_(const LinearGpu* linear, const Weight* reader, int N) {
     return linear_is_in_fp8_(linear, reader) &&
-           matmul_fp8_may_win<floatX>(N, reader->OC, reader->C, 1, linear->matmul);
+           matmul_fp8_may_win<floatX>({N, reader->C, reader->OC}, 1, linear->matmul);
 }
 static inline int linear_may_read_back_(const LinearGpu* linear, const Weight* reader, int N) {
     return linear_is_in_fp8_(linear, reader) &&
-           matmul_fp8_may_win<floatX>(N, reader->C, reader->OC, 0, linear->matmul);
+           matmul_fp8_may_win<floatX>({N, reader->OC, reader->C}, 0, linear->matmul);
 }
 
 // Sets out, which the matmul of `reader` reads next, on N rows; other ranks may have some of these.
@@ -310,17 +323,17 @@ static inline void linear_forward_fp8_(floatX* out, const floatX* residual, cons
     const int C = w->C, OC = w->OC;
     MatmulGpu* matmul = linear->matmul;
     const auto in_fp8 = [&] {
-        matmul_fp8(out, residual, w->bias, linear_input_fp8_(linear, inp, N, C),
-                   linear_weight_fp8_(linear, w), N, C, OC, matmul);
+        matmul_fp8(out, residual, linear_input_fp8_(linear, inp, N, C), linear_weight_fp8_(linear, w),
+                   w->bias, {N, C, OC}, matmul);
     };
     const auto without = [&] {
         if (residual) {
-            matmul_forward_residual(out, residual, inp, w->data, w->bias, N, C, OC, matmul);
+            matmul_forward_residual(out, residual, inp, w->data, w->bias, {N, C, OC}, matmul);
         } else {
-            matmul_forward(out, inp, w->data, w->bias, N, C, OC, matmul);
+            matmul_forward(out, inp, w->data, w->bias, {N, C, OC}, matmul);
         }
     };
-    matmul_fp8_or(matmul_fp8_key<floatX>(N, OC, C, CUBLASLT_EPILOGUE_BIAS, residual != NULL), 1, matmul,
+    matmul_fp8_or(matmul_fp8_key<floatX>({N, C, OC}, CUBLASLT_EPILOGUE_BIAS, residual != NULL), 1, matmul,
                   in_fp8, without);
     linear_used_(linear, inp, out);
 }
@@ -332,15 +345,15 @@ static inline void linear_forward_gelu_fp8_(floatX* out, floatX* pre, const floa
     const Weight reader = linear_mirrored_(w);
     MatmulGpu* matmul = linear->matmul;
     const auto in_fp8 = [&] {
-        matmul_fp8(pre, none, w->bias, linear_input_fp8_(linear, inp, N, C), linear_weight_fp8_(linear, w), N,
-                   C, OC, matmul);
+        matmul_fp8(pre, none, linear_input_fp8_(linear, inp, N, C), linear_weight_fp8_(linear, w), w->bias,
+                   {N, C, OC}, matmul);
         linear_activation_forward(out, pre, &reader, N, ACTIVATION_GELU, linear);
     };
     const auto without = [&] {
         linear_used_(linear, out, pre);
-        matmul_forward_gelu(out, pre, inp, w->data, w->bias, N, C, OC, matmul);
+        matmul_forward_gelu(out, pre, inp, w->data, w->bias, {N, C, OC}, matmul);
     };
-    matmul_fp8_or(matmul_fp8_key<floatX>(N, OC, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0), 1, matmul, in_fp8,
+    matmul_fp8_or(matmul_fp8_key<floatX>({N, C, OC}, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0), 1, matmul, in_fp8,
                   without);
     linear_used_(linear, inp, pre);
 }
@@ -351,11 +364,12 @@ static inline void linear_backward_input_fp8_(floatX* dinp, const floatX* dout, 
     const floatX* none = NULL;
     MatmulGpu* matmul = linear->matmul;
     const auto in_fp8 = [&] {
-        matmul_fp8(dinp, none, none, linear_input_fp8_(linear, dout, N, OC), linear_turned_fp8_(linear, w), N,
-                   OC, C, matmul);
+        matmul_fp8(dinp, none, linear_input_fp8_(linear, dout, N, OC), linear_turned_fp8_(linear, w), none,
+                   {N, OC, C}, matmul);
     };
-    const auto without = [&] { matmul_backward_input(dinp, dout, w->data, N, C, OC, matmul); };
-    matmul_fp8_or(matmul_fp8_key<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DEFAULT, 0), 1, matmul, in_fp8, without);
+    const auto without = [&] { matmul_backward_input(dinp, dout, w->data, {N, C, OC}, matmul); };
+    matmul_fp8_or(matmul_fp8_key<floatX>({N, OC, C}, CUBLASLT_EPILOGUE_DEFAULT, 0), 1, matmul, in_fp8,
+                  without);
     linear_used_(linear, dout, dinp);
 }
 
@@ -368,8 +382,8 @@ static inline void linear_backward_input_gelu_fp8_(floatX* dinp, Gradient dbias,
     const Weight reader = linear_mirrored_(w);
     MatmulGpu* matmul = linear->matmul;
     const auto in_fp8 = [&] {
-        matmul_fp8(dinp, none, none, linear_input_fp8_(linear, dout, N, OC), linear_turned_fp8_(linear, w), N,
-                   OC, C, matmul);
+        matmul_fp8(dinp, none, linear_input_fp8_(linear, dout, N, OC), linear_turned_fp8_(linear, w), none,
+                   {N, OC, C}, matmul);
         linear_activation_backward(dinp, dinp, pre, &reader, N, ACTIVATION_GELU, linear);
         if (dbias.data) {
             matmul_backward_bias(dbias, (const floatX*)dinp, N, C, mode, matmul);
@@ -377,9 +391,9 @@ static inline void linear_backward_input_gelu_fp8_(floatX* dinp, Gradient dbias,
     };
     const auto without = [&] {
         linear_used_(linear, dinp, dinp);
-        matmul_backward_input_gelu(dinp, dbias, dout, w->data, pre, N, C, OC, mode, matmul);
+        matmul_backward_input_gelu<floatX>({dinp, dbias, dout, w->data, pre, {N, C, OC}, mode}, matmul);
     };
-    matmul_fp8_or(matmul_fp8_key<floatX>(N, C, OC, CUBLASLT_EPILOGUE_DGELU, 0), may_repeat, matmul, in_fp8,
+    matmul_fp8_or(matmul_fp8_key<floatX>({N, OC, C}, CUBLASLT_EPILOGUE_DGELU, 0), may_repeat, matmul, in_fp8,
                   without);
     linear_used_(linear, dout, dout);
 }
@@ -392,7 +406,7 @@ static inline void linear_forward(floatX* out, const floatX* inp, const Weight* 
     } else if (linear_reads_blocks_(linear, N)) {
         linear_forward_blocks_(out, NULL, inp, w, N, linear);
     } else {
-        matmul_forward(out, inp, linear_expanded_(w, linear), w->bias, N, w->C, w->OC, linear->matmul);
+        matmul_forward(out, inp, linear_expanded_(w, linear), w->bias, {N, w->C, w->OC}, linear->matmul);
     }
 }
 
@@ -405,7 +419,7 @@ static inline void linear_forward_residual(floatX* out, const floatX* residual, 
     } else if (!residual) {
         linear_forward(out, inp, w, N, linear);
     } else {
-        matmul_forward_residual(out, residual, inp, linear_expanded_(w, linear), w->bias, N, w->C, w->OC,
+        matmul_forward_residual(out, residual, inp, linear_expanded_(w, linear), w->bias, {N, w->C, w->OC},
                                 linear->matmul);
     }
 }
@@ -418,7 +432,7 @@ static inline void linear_forward_gelu(floatX* out, floatX* pre, const floatX* i
         linear_forward(pre, inp, w, N, linear);
         activation_forward(out, pre, N, w->OC, ACTIVATION_GELU, linear->gpu);
     } else {
-        matmul_forward_gelu(out, pre, inp, w->data, w->bias, N, w->C, w->OC, linear->matmul);
+        matmul_forward_gelu(out, pre, inp, w->data, w->bias, {N, w->C, w->OC}, linear->matmul);
     }
 }
 
@@ -426,7 +440,7 @@ static inline void linear_forward_gelu(floatX* out, floatX* pre, const floatX* i
 static inline void linear_backward_weight(Gradient dweight, const floatX* dout, const floatX* inp,
                                           const Weight* w, int N, GradientMode mode, LinearGpu* linear) {
     if (dweight.data) {
-        matmul_backward_weight(dweight, dout, inp, N, w->C, w->OC, mode, linear->matmul);
+        matmul_backward_weight(dweight, dout, inp, {N, w->C, w->OC}, mode, linear->matmul);
     }
 }
 
@@ -436,7 +450,7 @@ static inline void linear_backward_input(floatX* dinp, const floatX* dout, const
     if (linear_is_in_fp8_(linear, w)) {
         linear_backward_input_fp8_(dinp, dout, w, N, linear);
     } else {
-        matmul_backward_input(dinp, dout, w->data, N, w->C, w->OC, linear->matmul);
+        matmul_backward_input(dinp, dout, w->data, {N, w->C, w->OC}, linear->matmul);
     }
 }
 
@@ -447,7 +461,8 @@ static inline void linear_backward_input_gelu(floatX* dinp, Gradient dbias, cons
     if (linear_is_in_fp8_(linear, w)) {
         linear_backward_input_gelu_fp8_(dinp, dbias, dout, w, pre, N, mode, linear);
     } else {
-        matmul_backward_input_gelu(dinp, dbias, dout, w->data, pre, N, w->C, w->OC, mode, linear->matmul);
+        matmul_backward_input_gelu<floatX>({dinp, dbias, dout, w->data, pre, {N, w->C, w->OC}, mode},
+                                           linear->matmul);
     }
 }
 
@@ -468,7 +483,7 @@ static inline void linear_experts_forward_blocks_(floatX* out, const floatX* inp
         const QuantizedGpu expert = {all.q + e * elements, all.scales + e * elements / QUANTIZED_BLOCK};
         const ExpertRows own = {rows->first + e, 1, rows->rows, rows->all, rows->by};
         quantized_expand(linear->expanded, expert, elements, linear->gpu);
-        expert_matmul_forward(out, inp, (const floatX*)linear->expanded, &own, w->C, w->OC, linear->gpu);
+        expert_matmul_forward(out, inp, (const floatX*)linear->expanded, &own, {w->C, w->OC}, linear->gpu);
     }
 }
 
@@ -477,7 +492,7 @@ static inline void linear_experts_forward(floatX* out, const floatX* inp, const 
     if (linear->is_quantized) {
         linear_experts_forward_blocks_(out, inp, w, rows, linear);
     } else {
-        expert_matmul_forward(out, inp, w->data, rows, w->C, w->OC, linear->gpu);
+        expert_matmul_forward(out, inp, w->data, rows, {w->C, w->OC}, linear->gpu);
     }
 }
 
@@ -486,33 +501,42 @@ static inline void linear_experts_backward_weight(Gradient dweight, const floatX
                                                   const Weight* w, const ExpertRows* rows, GradientMode mode,
                                                   LinearGpu* linear) {
     if (dweight.data) {
-        expert_matmul_backward_weight(dweight, dout, inp, rows, w->C, w->OC, mode, linear->gpu);
+        expert_matmul_backward_weight(dweight, dout, inp, rows, {w->C, w->OC}, mode, linear->gpu);
     }
 }
 
-// Sets out (N, C) from the embeddings of tokens and of positions.
+static inline void linear_embed_(floatX* out, const int* tokens, const Weight* wte, const floatX* wpe,
+                                 EmbeddingBatch batch, LinearGpu* linear) {
+    if (linear->is_quantized) {
+        const QuantizedGpu blocks = quantized_gpu_bind(wte->data, (size_t)wte->OC * wte->C);
+        q8_embedding(out, tokens, blocks, wpe, batch, linear->gpu);
+    } else {
+        embedding_forward(out, tokens, wte->data, wpe, batch, linear->gpu);
+    }
+}
+
+// Sets out (R, C), if tensor ranks cut wte. A rank's part is zero for tokens whose rows other ranks
+// have.
+static inline void linear_embedding_cut_(floatX* out, const Pass* pass, const Weight* wte, const floatX* wpe,
+                                         const TensorParallelGpu* tensor, LinearGpu* linear) {
+    const EmbeddingWords words = {tensor->cut.rank * wte->OC, wte->OC};
+    const TensorTokens rows = tensor_rows(tensor->cut);
+    linear_embed_(tensor->parts, pass->inputs, wte, NULL, embedding_slice(pass_tokens(pass), wte->C, words),
+                  linear);
+    tensor_sum(tensor, out, NULL, NULL);
+    if (wpe) {
+        embedding_positions(out, wpe, rows.first, rows.count, pass->T, pass->positions, wte->C, linear->gpu);
+    }
+}
+
+// Sets out (R, C) from the embeddings of tokens and of positions. Collective.
 static inline void linear_embedding(floatX* out, const Pass* pass, const Weight* wte, const floatX* wpe,
-                                    LinearGpu* linear) {
-    const int B = pass->B, T = pass->T, C = wte->C;
-    if (linear->is_quantized) {
-        const QuantizedGpu blocks = quantized_gpu_bind(wte->data, (size_t)wte->OC * C);
-        q8_embedding(out, pass->inputs, blocks, wpe, B, T, pass->positions, C, linear->gpu);
+                                    const TensorParallelGpu* tensor, LinearGpu* linear) {
+    if (tensor_is_cut(tensor->cut)) {
+        linear_embedding_cut_(out, pass, wte, wpe, tensor, linear);
     } else {
-        embedding_forward(out, pass->inputs, wte->data, wpe, B, T, pass->positions, C, linear->gpu);
-    }
-}
-
-// Sets out (N, C) from the embeddings of tokens among the words of a slice, which start at word
-// `first`; the others get zeros.
-static inline void linear_embedding_words(floatX* out, const Pass* pass, const Weight* wte, int first,
-                                          LinearGpu* linear) {
-    const EmbeddingWords words = {first, wte->OC};
-    const int N = pass_tokens(pass), C = wte->C;
-    if (linear->is_quantized) {
-        const QuantizedGpu blocks = quantized_gpu_bind(wte->data, (size_t)wte->OC * C);
-        q8_embedding_words(out, pass->inputs, blocks, words, N, C, linear->gpu);
-    } else {
-        embedding_words(out, pass->inputs, wte->data, words, N, C, linear->gpu);
+        linear_embed_(out, pass->inputs, wte, wpe, embedding_batch(pass->B, pass->T, wte->C, pass->positions),
+                      linear);
     }
 }
 

@@ -29,6 +29,7 @@ linear_pack makes their copies again.
 #include "llmc/layers/q8_weights.h"
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"
+#include "llmc/parallel/tensor_parallel.h"
 
 typedef struct {
     int is_quantized; // matrices are blocks
@@ -42,6 +43,18 @@ typedef struct {
     Bf16Weights packed;
     MatmulFp8Scratch fp8; // with --matmul fp8
 } Linear;
+
+// A layer in a pass: its sizes, parameters, activations and matrices.
+typedef struct {
+    ModelConfig cfg; // of the part that this rank has
+    int l;
+    const Pass* pass;
+    ModelParameters p;
+    ModelActivations a;
+    LayerWeights weights;
+    TensorParallel tensor;
+    Linear* linear;
+} LayerPass;
 
 // Opens matmuls for inputs of up to N rows and C columns.
 static inline void linear_open(Linear* linear, Memory* memory, int is_quantized, size_t N, size_t C) {
@@ -70,7 +83,7 @@ static inline void linear_open_fp8(Linear* linear, Memory* memory, ModelConfig c
     matmul_fp8_open(&linear->fp8, memory, N * (rows > (size_t)cfg.C ? rows : (size_t)cfg.C), matrix);
 }
 
-// Say that the passes up to linear_trained are those of a micro-step of training.
+// Say that the passes up to linear_trained belong to a micro-step of training.
 static inline void linear_trains(Linear* linear) { linear->in_fp8 = linear->has_fp8; }
 static inline void linear_trained(Linear* linear) { linear->in_fp8 = 0; }
 
@@ -86,15 +99,15 @@ static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && bf16_weights_has(&linear->packed, row);
 }
 
-// Returns the matrices of slice i of layer l, whose parameters are `p`, with their copies. The sum
-// of slices adds the biases into the stream (tensor_parallel.h).
+// Returns the matrices of layer l, whose parameters are `p`, with their copies. If several ranks
+// cut them, the sum of their parts adds the biases into the stream (tensor_parallel.h).
 static inline LayerWeights linear_weights(const Linear* linear, ModelConfig cfg, const ModelParameters* p,
-                                          int l, int i) {
-    const PackedParameters forward = bf16_weights_at_slice(&linear->packed, l, i, PACKED_FORWARD),
-                           backward = bf16_weights_at_slice(&linear->packed, l, i, PACKED_BACKWARD);
+                                          int l) {
+    const PackedParameters forward = bf16_weights_at_layer(&linear->packed, l, PACKED_FORWARD),
+                           backward = bf16_weights_at_layer(&linear->packed, l, PACKED_BACKWARD);
     LayerWeights w = layer_weights(cfg, p, &forward, &backward);
-    w.attproj.bias = model_is_sliced(cfg) ? NULL : w.attproj.bias;
-    w.fcproj.bias = model_is_sliced(cfg) ? NULL : w.fcproj.bias;
+    w.attproj.bias = model_is_cut(cfg) ? NULL : w.attproj.bias;
+    w.fcproj.bias = model_is_cut(cfg) ? NULL : w.fcproj.bias;
     return w;
 }
 
@@ -102,7 +115,7 @@ static inline const QuantizedBlock* linear_blocks_(const Weight* weight) {
     return (const QuantizedBlock*)(const void*)weight->data;
 }
 
-// Returns the matrix of expert e, given that of expert 0, in all its forms.
+// Returns the matrix of expert e, given expert 0's, in all its forms.
 static inline Weight linear_expert(const Linear* linear, const Weight* w, int e) {
     Weight expert = weight_of_expert(w, e);
     if (linear->is_quantized) {
@@ -114,29 +127,21 @@ static inline Weight linear_expert(const Linear* linear, const Weight* w, int e)
     return expert;
 }
 
-// Returns the matrix of slice i, given that of slice 0, in all its forms; `bytes` lie between two.
-static inline Weight linear_slice(const Weight* w, int i, size_t bytes) {
-    Weight slice = *w;
-    slice.data = (const float*)(const void*)((const char*)w->data + (size_t)i * bytes);
-    slice.forward = w->forward ? w->forward + (size_t)i * matmul_bf16_pairs(w->OC, w->C) : NULL;
-    slice.backward = w->backward ? w->backward + (size_t)i * matmul_bf16_pairs(w->C, w->OC) : NULL;
-    return slice;
-}
-
 static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
     const int C = w->C, OC = w->OC;
     if (linear->in_fp8 && w->in_fp8) {
-        matmul_fp8_forward_cpu(out, inp, w->data, w->bias, N, C, OC, &linear->fp8, &linear->matmul);
+        matmul_fp8_forward_cpu(out, inp, w->data, w->bias, (MatmulSizes){N, C, OC}, &linear->fp8,
+                               &linear->matmul);
     } else if (linear->is_quantized) {
-        q8_matmul_cpu(out, inp, linear_blocks_(w), w->bias, N, C, OC, &linear->quantized);
+        q8_matmul_cpu(out, inp, linear_blocks_(w), w->bias, (MatmulSizes){N, C, OC}, &linear->quantized);
     } else if (linear->is_bf16 && linear->few) {
-        matvec_bf16_forward_cpu(out, inp, w->forward, w->bias, N, C, OC);
+        matvec_bf16_forward_cpu(out, inp, w->forward, w->bias, (MatmulSizes){N, C, OC});
     } else if (linear->is_bf16) {
-        matmul_bf16_forward_cpu(out, inp, w->forward, w->bias, N, C, OC, &linear->bf16);
+        matmul_bf16_forward_cpu(out, inp, w->forward, w->bias, (MatmulSizes){N, C, OC}, &linear->bf16);
     } else if (linear->few) {
-        matvec_forward_cpu(out, inp, w->data, w->bias, N, C, OC);
+        matvec_forward_cpu(out, inp, w->data, w->bias, (MatmulSizes){N, C, OC});
     } else {
-        matmul_forward_cpu(out, inp, w->data, w->bias, N, C, OC, &linear->matmul);
+        matmul_forward_cpu(out, inp, w->data, w->bias, (MatmulSizes){N, C, OC}, &linear->matmul);
     }
 }
 
@@ -144,11 +149,12 @@ static inline void linear_forward_cpu(float* out, const float* inp, const Weight
 static inline void linear_backward_weight_(float* dweight, float* dbias, const float* dout, const float* inp,
                                            const Weight* w, int N, GradientMode mode, Linear* linear) {
     if (dweight && linear->is_bf16) { // reads dout once for both
-        matmul_bf16_backward_weight_cpu(dweight, dbias, dout, inp, N, w->C, w->OC, mode, &linear->bf16);
+        matmul_bf16_backward_weight_cpu(dweight, dbias, dout, inp, (MatmulSizes){N, w->C, w->OC}, mode,
+                                        &linear->bf16);
         return;
     }
     if (dweight) {
-        matmul_backward_weight_cpu(dweight, dout, inp, N, w->C, w->OC, mode, &linear->matmul);
+        matmul_backward_weight_cpu(dweight, dout, inp, (MatmulSizes){N, w->C, w->OC}, mode, &linear->matmul);
     }
     if (dbias) {
         matmul_backward_bias_cpu(dbias, dout, N, w->OC, mode);
@@ -161,35 +167,47 @@ static inline void linear_backward_cpu(float* dinp, float* dweight, float* dbias
                                        Linear* linear) {
     linear_backward_weight_(dweight, dbias, dout, inp, w, N, mode, linear);
     if (linear->in_fp8 && w->in_fp8) {
-        matmul_fp8_backward_input_cpu(dinp, dout, w->data, N, w->C, w->OC, &linear->fp8, &linear->matmul);
+        matmul_fp8_backward_input_cpu(dinp, dout, w->data, (MatmulSizes){N, w->C, w->OC}, &linear->fp8,
+                                      &linear->matmul);
     } else if (linear->is_bf16) {
-        matmul_bf16_backward_input_cpu(dinp, dout, w->backward, N, w->C, w->OC, &linear->bf16);
+        matmul_bf16_backward_input_cpu(dinp, dout, w->backward, (MatmulSizes){N, w->C, w->OC}, &linear->bf16);
     } else {
-        matmul_backward_input_cpu(dinp, dout, w->data, N, w->C, w->OC, &linear->matmul);
+        matmul_backward_input_cpu(dinp, dout, w->data, (MatmulSizes){N, w->C, w->OC}, &linear->matmul);
     }
 }
 
-// Sets encoded (N, C) from the embeddings of tokens and of positions.
+static inline void linear_embed_(float* encoded, const int* tokens, const Weight* wte, const float* wpe,
+                                 EmbeddingBatch batch, const Linear* linear) {
+    if (linear->is_quantized) {
+        q8_embedding_cpu(encoded, tokens, linear_blocks_(wte), wpe, batch);
+    } else {
+        embedding_forward_cpu(encoded, tokens, wte->data, wpe, batch);
+    }
+}
+
+// Sets encoded (R, C), if tensor ranks cut wte. A rank's part is zero for tokens whose rows other
+// ranks have.
+static inline void linear_embedding_cut_(float* encoded, const Pass* pass, const Weight* wte,
+                                         const float* wpe, const TensorParallel* tensor,
+                                         const Linear* linear) {
+    const EmbeddingWords words = {tensor->cut.rank * wte->OC, wte->OC};
+    const TensorTokens rows = tensor_rows(tensor->cut);
+    linear_embed_(tensor->parts, pass->inputs, wte, NULL, embedding_slice(pass_tokens(pass), wte->C, words),
+                  linear);
+    tensor_sum_cpu(tensor, encoded, NULL);
+    if (wpe) {
+        embedding_positions_cpu(encoded, wpe, rows.first, rows.count, pass->T, pass->positions, wte->C);
+    }
+}
+
+// Sets encoded (R, C) from the embeddings of tokens and of positions. Collective.
 static inline void linear_embedding_cpu(float* encoded, const Pass* pass, const Weight* wte, const float* wpe,
-                                        const Linear* linear) {
-    if (linear->is_quantized) {
-        q8_embedding_cpu(encoded, pass->inputs, linear_blocks_(wte), wpe, pass->B, pass->T, pass->positions,
-                         wte->C);
+                                        const TensorParallel* tensor, const Linear* linear) {
+    if (tensor_is_cut(tensor->cut)) {
+        linear_embedding_cut_(encoded, pass, wte, wpe, tensor, linear);
     } else {
-        embedding_forward_cpu(encoded, pass->inputs, wte->data, wpe, pass->B, pass->T, pass->positions,
-                              wte->C);
-    }
-}
-
-// Sets encoded (N, C) from the embeddings of tokens among the words of a slice, which start at word
-// `first`; the others get zeros.
-static inline void linear_embedding_words_cpu(float* encoded, const Pass* pass, const Weight* wte, int first,
-                                              const Linear* linear) {
-    const EmbeddingWords words = {first, wte->OC};
-    if (linear->is_quantized) {
-        q8_embedding_words_cpu(encoded, pass->inputs, linear_blocks_(wte), words, pass_tokens(pass), wte->C);
-    } else {
-        embedding_words_cpu(encoded, pass->inputs, wte->data, words, pass_tokens(pass), wte->C);
+        linear_embed_(encoded, pass->inputs, wte, wpe,
+                      embedding_batch(pass->B, pass->T, wte->C, pass->positions), linear);
     }
 }
 

@@ -11,6 +11,9 @@ With experts, all of them are computed together (expert_matmul.cuh), as are the 
 router: a token takes the same experts in every batch. The gradient of the router's logits is
 rounded to floatX.
 
+If several ranks cut the matrices (tensor_parallel.cuh), inp, residual and out are the rows of this
+rank's tokens; else of all.
+
 If ranks divide the experts (expert_parallel.cuh), a rank has E / e of them, and computes the rows
 of one rank at a time, as mlp.h says.
 */
@@ -44,6 +47,8 @@ typedef struct {
     floatX *fch, *act; // (N, gates F), (N, F); of experts M rows
     LinearGpu* linear;
     ExpertsGpu experts;
+    TensorParallelGpu tensor;
+    const floatX* proj_bias; // (C), or NULL
 } MlpGpu;
 
 // Gradients of parameters, without data if frozen, which the backward pass sets or adds to as
@@ -62,10 +67,14 @@ typedef struct {
     double* statistics; // of the router, on the GPU; NULL: not counted
 } MlpGradientsGpu;
 
-// Returns the MLP of layer l in a pass.
-static inline MlpGpu mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelParameters* p,
-                            const ModelActivations* a, const Pass* pass, LinearGpu* linear,
-                            const GroupGpu* expert_group, const ExpertTrafficGpu* traffic, int l) {
+// Returns the MLP of a layer.
+static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_group,
+                            const ExpertTrafficGpu* traffic) {
+    const ModelConfig cfg = layer->cfg;
+    const LayerWeights* w = &layer->weights;
+    const ModelParameters* p = &layer->p;
+    const ModelActivations* a = &layer->a;
+    const Pass* pass = layer->pass;
     const Router router = {model_architecture(cfg.arch)->router,
                            pass->B,
                            pass->T,
@@ -84,23 +93,24 @@ static inline MlpGpu mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelP
     const ExpertParallelGpu parallel = {
         model_divides_experts(cfg) ? expert_group : NULL,
         a->expert_counts,
-        traffic->counts ? traffic->counts + (size_t)l * cfg.part.expert_ranks * cfg.E : NULL,
+        traffic->counts ? traffic->counts + (size_t)layer->l * cfg.part.expert_ranks * cfg.E : NULL,
         {arrived, traffic->next},
         pass->cached ? 1 : (int)EXPERT_SETS,
         a->arrived_order,
         a->arrived_first,
         traffic,
-        linear->gpu};
+        layer->linear->gpu};
     const ExpertsGpu experts = {router,  p->routerb,  p->routerw,   w->shared_fc,  w->shared_fcproj,
                                 a->sfch, a->sfch_act, a->expert_in, a->expert_out, parallel};
-    return {model_activation(cfg), pass_tokens(pass), w->fc, w->fcproj, a->fch, a->fch_act, linear, experts};
+    return {model_activation(cfg), pass_tokens(pass), w->fc,         w->fcproj, a->fch, a->fch_act,
+            layer->linear,         experts,           layer->tensor, p->fcprojb};
 }
 
 // Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
 static inline MlpGradientsGpu mlp_gradients_of(const ModelGradients* d, const ModelActivations* a,
-                                               floatX* dinp, GradientMode mode, size_t neighbor,
-                                               RouterLosses losses, double* statistics) {
-    return {dinp,
+                                               GradientMode mode, size_t neighbor, RouterLosses losses,
+                                               double* statistics) {
+    return {a->branch,
             d->fcw,
             d->fcb,
             d->fcprojw,
@@ -138,7 +148,7 @@ static inline void mlp_one_forward_residual_(floatX* out, const floatX* residual
 // Sets dfch and dfcb.
 static inline void mlp_one_backward_hidden_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout) {
     const Weight* proj = &mlp->proj;
-    floatX* dact = mlp->act; // nobody reads act any more
+    floatX* dact = mlp->act; // act is no longer read
     if (mlp->kind == ACTIVATION_GELU) {
         linear_backward_input_gelu(d->dfch, d->dfcb, dout, proj, mlp->fch, mlp->N, d->mode, mlp->linear);
         return;
@@ -165,7 +175,7 @@ static inline int mlp_has_experts_(const MlpGpu* mlp) { return mlp->experts.rout
 // Returns the MLP that all tokens take; it has no rows if the model has none.
 static inline MlpGpu mlp_shared_(const MlpGpu* mlp) {
     const ExpertsGpu* x = &mlp->experts;
-    return {mlp->kind, x->fch ? mlp->N : 0, x->fc, x->proj, x->fch, x->act, mlp->linear, {}};
+    return {mlp->kind, x->fch ? mlp->N : 0, x->fc, x->proj, x->fch, x->act, mlp->linear, {}, {}, NULL};
 }
 
 // Returns the rows of the matmuls of the router: all tokens.
@@ -251,7 +261,7 @@ static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
         router_without_tokens(&x->router, gpu);
         return;
     }
-    expert_matmul_forward(x->router.logits, inp, x->routerw, &tokens, mlp->fc.C, x->router.E, gpu);
+    expert_matmul_forward(x->router.logits, inp, x->routerw, &tokens, {mlp->fc.C, x->router.E}, gpu);
     router_forward(&x->router, x->bias, gpu);
     experts_gather(x->in, inp, &x->router, mlp->fc.C, gpu);
     if (!mlp_divides_experts_(mlp)) {
@@ -285,19 +295,19 @@ static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d
     const ExpertRows rows = experts_rows(&x->router);
     const Gpu* gpu = mlp->linear->gpu;
     const int has_rows = mlp_has_rows_(mlp);
-    floatX* dact = mlp->act; // nobody reads act any more
+    floatX* dact = mlp->act; // act is no longer read
     linear_experts_backward_weight(d->dfcprojw, x->out, mlp->act, proj, &rows, d->mode, mlp->linear);
     if (has_rows) {
-        expert_matmul_backward_input(dact, x->out, proj->data, &rows, proj->C, proj->OC, GRADIENT_SET, gpu);
+        expert_matmul_backward_input(dact, x->out, proj->data, &rows, {proj->C, proj->OC}, GRADIENT_SET, gpu);
         experts_swiglu_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, gpu);
     }
     linear_experts_backward_weight(d->dfcw, d->dfch, x->in, fc, &rows, d->mode, mlp->linear);
     if (has_rows) {
-        expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, fc->C, fc->OC, GRADIENT_SET, gpu);
+        expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, {fc->C, fc->OC}, GRADIENT_SET, gpu);
     }
 }
 
-// Returns a gradient this many elements behind another one.
+// Returns a gradient this many elements after another one.
 static inline Gradient mlp_gradient_at_(Gradient d, size_t elements) {
     return {d.data ? (char*)d.data + elements * dtype_bytes(d.dtype) : NULL, d.dtype};
 }
@@ -365,15 +375,15 @@ static inline void mlp_router_backward_(const MlpGpu* mlp, const MlpGradientsGpu
     const ExpertRows tokens = mlp_tokens_(mlp);
     const int C = mlp->fc.C, E = x->router.E;
     const Gpu* gpu = mlp->linear->gpu;
-    float* entropies = (float*)(void*)x->in; // nobody reads the rows any more
+    float* entropies = (float*)(void*)x->in; // the rows are no longer read
     router_backward(d->dlogits, entropies, d->dscale, &x->router, d->losses, gpu);
     if (d->statistics) {
         router_statistics_add(d->statistics, entropies, &x->router, gpu);
     }
     if (d->drouterw.data) {
-        expert_matmul_backward_weight(d->drouterw, d->dlogits, inp, &tokens, C, E, d->mode, gpu);
+        expert_matmul_backward_weight(d->drouterw, d->dlogits, inp, &tokens, {C, E}, d->mode, gpu);
     }
-    expert_matmul_backward_input(d->dinp, d->dlogits, x->routerw, &tokens, C, E, mode, gpu);
+    expert_matmul_backward_input(d->dinp, d->dlogits, x->routerw, &tokens, {C, E}, mode, gpu);
 }
 
 static inline void mlp_experts_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
@@ -391,14 +401,18 @@ static inline void mlp_experts_backward_(const MlpGpu* mlp, const MlpGradientsGp
 // ---- either ----
 
 // Sets fch and act; with experts, routes the tokens. If ranks divide the experts, it only routes; a
-// rank without tokens (N = 0) calls what the others call.
+// rank without tokens (N = 0) calls what the others call. Collective.
 static inline void mlp_hidden(const MlpGpu* mlp, const floatX* inp) {
-    (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, inp);
+    const floatX* all = tensor_gather(&mlp->tensor, 0, inp);
+    (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, all);
 }
 
-// Sets out (N, C), which is not residual (N, C), after mlp_hidden.
+// Sets out, which is not residual, after mlp_hidden. Collective.
 static inline void mlp_forward_residual(floatX* out, const floatX* residual, const MlpGpu* mlp) {
-    (mlp_has_experts_(mlp) ? mlp_experts_forward_residual_ : mlp_one_forward_residual_)(out, residual, mlp);
+    const TensorParallelGpu* tensor = &mlp->tensor;
+    (mlp_has_experts_(mlp) ? mlp_experts_forward_residual_ : mlp_one_forward_residual_)(
+        tensor_part(tensor, out), tensor_residual(tensor, residual), mlp);
+    tensor_sum(tensor, out, residual, mlp->proj_bias);
 }
 
 // Sets act from fch again, for a backward pass that needs it.
@@ -412,10 +426,15 @@ static inline void mlp_activation(const MlpGpu* mlp) {
     }
 }
 
-// Sets and adds to gradients. dout and inp are (N, C). act and dfch are undefined afterwards.
+// Sets and adds to gradients. act and dfch are undefined afterwards. Collective.
 static inline void mlp_backward(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
                                 const floatX* inp) {
-    (mlp_has_experts_(mlp) ? mlp_experts_backward_ : mlp_one_backward_)(mlp, d, dout, inp);
+    const TensorParallelGpu* tensor = &mlp->tensor;
+    const floatX *all_dout = tensor_gather(tensor, 0, dout), *all_inp = tensor_gather(tensor, 1, inp);
+    MlpGradientsGpu part = *d;
+    part.dinp = tensor_part(tensor, d->dinp);
+    (mlp_has_experts_(mlp) ? mlp_experts_backward_ : mlp_one_backward_)(mlp, &part, all_dout, all_inp);
+    tensor_sum(tensor, d->dinp, NULL, NULL);
 }
 
 #endif

@@ -19,6 +19,9 @@ biases, with SwiGLU, and M rows in all (experts.h):
 In fp32 and in 8 bits only rows with a token are computed, in bf16 all: their number is a multiple
 of 32. Experts that no token takes are not read.
 
+If several ranks cut the matrices (tensor_parallel.h), inp and out are the rows of this rank's
+tokens; else of all.
+
 If ranks divide the experts (expert_parallel.h), a rank has E / e of them, and computes the rows of
 one rank at a time. fch and act are those of the last such rows; the backward pass sets them again.
 */
@@ -55,6 +58,8 @@ typedef struct {
     float *fch, *act; // (N, gates F), (N, F); of experts M rows
     Linear* linear;
     Experts experts;
+    TensorParallel tensor;
+    const float* proj_bias; // (C), or NULL
 } Mlp;
 
 // Gradients of a block's MLP or experts, and memory that they need: of the router, `of_router`, and
@@ -68,9 +73,13 @@ typedef struct {
     double* statistics; // of the router; NULL: not counted
 } MlpLayerGradients;
 
-// Returns the MLP of a layer in a pass.
-static inline Mlp mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelParameters* p,
-                         const ModelActivations* a, const Pass* pass, Linear* linear, Group* expert_group) {
+// Returns the MLP of a layer.
+static inline Mlp mlp_of(const LayerPass* layer, Group* expert_group) {
+    const ModelConfig cfg = layer->cfg;
+    const LayerWeights* w = &layer->weights;
+    const ModelParameters* p = &layer->p;
+    const ModelActivations* a = &layer->a;
+    const Pass* pass = layer->pass;
     const Architecture* kinds = model_architecture(cfg.arch);
     const Router router = {.kind = kinds->router,
                            .B = pass->B,
@@ -96,15 +105,23 @@ static inline Mlp mlp_of(ModelConfig cfg, const LayerWeights* w, const ModelPara
                                      a->arrived_first};
     const Experts experts = {router,      p->routerw,   w->shared_fc,  w->shared_fcproj, a->sfch,
                              a->sfch_act, a->expert_in, a->expert_out, parallel};
-    return (Mlp){
-        model_activation(cfg), pass_tokens(pass), w->fc, w->fcproj, a->fch, a->fch_act, linear, experts};
+    return (Mlp){.kind = model_activation(cfg),
+                 .N = pass_tokens(pass),
+                 .fc = w->fc,
+                 .proj = w->fcproj,
+                 .fch = a->fch,
+                 .act = a->fch_act,
+                 .linear = layer->linear,
+                 .experts = experts,
+                 .tensor = layer->tensor,
+                 .proj_bias = p->fcprojb};
 }
 
 // Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
 static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const ModelActivations* a,
-                                                 float* dinp, GradientMode mode, size_t neighbor,
-                                                 RouterLosses losses, double* statistics) {
-    return (MlpLayerGradients){.mlp = {.dinp = dinp,
+                                                 GradientMode mode, size_t neighbor, RouterLosses losses,
+                                                 double* statistics) {
+    return (MlpLayerGradients){.mlp = {.dinp = a->branch,
                                        .dfcw = d->fcw,
                                        .dfcb = d->fcb,
                                        .dfcprojw = d->fcprojw,
@@ -304,8 +321,8 @@ static inline void mlp_experts_hidden_(const Mlp* mlp, const float* inp) {
     const Mlp shared = mlp_shared_(mlp);
     assert(mlp->kind == ACTIVATION_SWIGLU);
     if (mlp->N > 0) {
-        matmul_forward_cpu(x->router.logits, inp, x->routerw, NULL, mlp->N, mlp->fc.C, x->router.E,
-                           &mlp->linear->matmul);
+        matmul_forward_cpu(x->router.logits, inp, x->routerw, NULL,
+                           (MatmulSizes){mlp->N, mlp->fc.C, x->router.E}, &mlp->linear->matmul);
     }
     router_forward_cpu(&x->router);
     experts_gather_cpu(x->in, inp, &x->router, mlp->fc.C);
@@ -383,7 +400,7 @@ static inline void mlp_experts_backward_packed_(const Mlp* mlp, const MlpLayerGr
     }
 }
 
-// Does so in fp32.
+// Computes them in fp32.
 static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayerGradients* all) {
     const Experts* x = &mlp->experts;
     const Router* r = &x->router;
@@ -474,9 +491,10 @@ static inline void mlp_router_backward_(const Mlp* mlp, const MlpLayerGradients*
         return;
     }
     if (all->drouterw) {
-        matmul_backward_weight_cpu(all->drouterw, all->dlogits, inp, N, C, E, all->mlp.mode, scratch);
+        matmul_backward_weight_cpu(all->drouterw, all->dlogits, inp, (MatmulSizes){N, C, E}, all->mlp.mode,
+                                   scratch);
     }
-    matmul_backward_input_cpu(all->mlp.dinp, all->dlogits, x->routerw, N, C, E, scratch);
+    matmul_backward_input_cpu(all->mlp.dinp, all->dlogits, x->routerw, (MatmulSizes){N, C, E}, scratch);
     if (all->statistics) {
         router_statistics_add_cpu(all->statistics, &x->router);
     }
@@ -498,14 +516,17 @@ static inline void mlp_experts_backward_(const Mlp* mlp, const MlpLayerGradients
 // ---- either ----
 
 // Sets fch and act; with experts, routes the tokens. If ranks divide the experts, it only routes; a
-// rank without tokens (N = 0) calls what the others call.
+// rank without tokens (N = 0) calls what the others call. Collective.
 static inline void mlp_hidden_cpu(const Mlp* mlp, const float* inp) {
-    (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, inp);
+    const float* all = tensor_gather_cpu(&mlp->tensor, 0, inp);
+    (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, all);
 }
 
-// Sets out (N, C), after mlp_hidden_cpu.
+// Sets out, after mlp_hidden_cpu. Collective.
 static inline void mlp_forward_cpu(float* out, const Mlp* mlp) {
-    (mlp_has_experts_(mlp) ? mlp_experts_forward_ : mlp_one_forward_)(out, mlp);
+    float* part = tensor_part(&mlp->tensor, out);
+    (mlp_has_experts_(mlp) ? mlp_experts_forward_ : mlp_one_forward_)(part, mlp);
+    tensor_sum_cpu(&mlp->tensor, out, mlp->proj_bias);
 }
 
 // Sets act from fch again, for a backward pass that needs it.
@@ -519,14 +540,21 @@ static inline void mlp_activation_cpu(const Mlp* mlp) {
     }
 }
 
-// Sets and adds to gradients. dout and inp are (N, C). act and dfch are undefined afterwards.
+// Sets and adds to gradients. act and dfch are undefined afterwards. Collective.
 static inline void mlp_backward_cpu(const Mlp* mlp, const MlpLayerGradients* d, const float* dout,
                                     const float* inp) {
+    const TensorParallel* tensor = &mlp->tensor;
+    const float *all_dout = tensor_gather_cpu(tensor, 0, dout), *all_inp = tensor_gather_cpu(tensor, 1, inp);
+    MlpLayerGradients part = *d;
+    part.mlp.dinp = tensor_part(tensor, d->mlp.dinp);
+    part.mlp.dfcprojb = tensor_is_cut(tensor->cut) ? NULL : d->mlp.dfcprojb;
+    tensor_bias_backward_cpu(tensor, d->mlp.dfcprojb, dout, d->mlp.mode);
     if (mlp_has_experts_(mlp)) {
-        mlp_experts_backward_(mlp, d, dout, inp);
+        mlp_experts_backward_(mlp, &part, all_dout, all_inp);
     } else {
-        mlp_one_backward_(mlp, &d->mlp, dout, inp);
+        mlp_one_backward_(mlp, &part.mlp, all_dout, all_inp);
     }
+    tensor_sum_cpu(tensor, d->mlp.dinp, NULL);
 }
 
 #endif

@@ -136,32 +136,21 @@ static inline void quantized_set_group_cpu(const TensorRow* rows, void* memory, 
     quantized_set_group(to, g, of_group, group);
 }
 
-// Does what embedding_forward_cpu does, from blocks of wte.
+// Sets the same as embedding_forward_cpu, from blocks of wte.
 static inline void q8_embedding_cpu(float* encoded, const int* tokens, const QuantizedBlock* wte,
-                                    const float* wpe, int B, int T, EmbeddingPositions positions, int C) {
-    const size_t cols = (size_t)C, blocks = cols / QUANTIZED_BLOCK;
+                                    const float* wpe, EmbeddingBatch batch) {
+    const size_t cols = (size_t)batch.C, blocks = cols / QUANTIZED_BLOCK;
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < B * T; n++) {
-        float* out = encoded + (size_t)n * cols;
-        quantized_decode(out, wte + (size_t)tokens[n] * blocks, cols);
-        for (size_t c = 0; c < cols && wpe; c++) {
-            out[c] += wpe[(size_t)embedding_position(positions, n, T) * cols + c];
-        }
-    }
-}
-
-// Does what embedding_words_cpu does, from blocks of wte.
-static inline void q8_embedding_words_cpu(float* encoded, const int* tokens, const QuantizedBlock* wte,
-                                          EmbeddingWords words, int N, int C) {
-    const size_t cols = (size_t)C, blocks = cols / QUANTIZED_BLOCK;
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        const int row = embedding_row(words, tokens[n]);
+    for (int n = 0; n < batch.N; n++) {
+        const int row = embedding_row(batch.words, tokens[n]);
         float* out = encoded + (size_t)n * cols;
         if (row < 0) {
             memset(out, 0, cols * sizeof(float));
         } else {
             quantized_decode(out, wte + (size_t)row * blocks, cols);
+        }
+        for (size_t c = 0; c < cols && wpe; c++) {
+            out[c] += wpe[(size_t)embedding_position(batch.positions, n, batch.T) * cols + c];
         }
     }
 }

@@ -1,10 +1,14 @@
 /*
-self_attention.cuh -- self_attention.h on the GPU: attention of a block with the linear layer in
-front of it.
+self_attention.cuh -- self_attention.h on the GPU: attention of a block with the linear layers in
+front of it and behind it.
 
-    qkv (N, QKV)               = inp weight^T + bias; queries and keys with their norms and
-                                 positions (heads.h)
-    out (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
+    qkv (N, QKV)                = inp weight^T + bias; queries and keys with their norms and
+                                  positions (heads.h)
+    atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
+    out (N, C)                  = residual + atty proj^T + bias
+
+If several ranks cut these matrices (tensor_parallel.cuh), inp, residual and out are the rows of
+this rank's tokens; else of all. The gradient of proj's bias is computed where dout is made.
 
 If a rank has a part of each sequence, keys and values are gathered before attention, and their
 gradients added up after it (context_parallel.h).
@@ -36,30 +40,35 @@ typedef struct {
     AttentionSizes sizes;
     const int* starts;               // (B, W), or NULL
     int window;                      // tokens that a step of decoding sees, itself the last; 0: all
-    Weight weight;                   // (QKV, C)
+    Weight weight, proj;             // (QKV, C), (C, Q)
+    const floatX* proj_bias;         // (C), or NULL
     HeadsGpu<floatX> heads;          // what happens to queries and keys
-    floatX *qkv, *out;               // (N, QKV), (N, Q)
+    floatX *qkv, *atty;              // (N, QKV), (N, Q)
     float* lse;                      // (B, NH, T)
     AttentionCacheGpu<floatX> cache; // keys and values that are kept; no data: none
     int sequence;                    // prefill: its place in the cache
     const int* positions;            // a step of decoding: of each row; else NULL
+    TensorParallelGpu tensor;
     LinearGpu* linear;
     AttentionGpu* attention;
     const ContextParallelGpu<floatX>* context;
 } SelfAttentionGpu;
 
-// Returns the attention of layer l, whose parameters are in `p`. `starts` of a layer with a window
-// are those of the window.
-static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, int l, const Weight* weight,
-                                                 const ModelParameters* p, const ModelActivations* a,
-                                                 const Pass* pass, const int* starts, Rope rope,
-                                                 LinearGpu* linear, AttentionGpu* attention,
+// Returns the attention of a layer. `starts` of a layer with a window are those of the window.
+static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* starts, Rope rope,
+                                                 AttentionGpu* attention,
                                                  const ContextParallelGpu<floatX>* context) {
+    const ModelConfig cfg = of->cfg;
+    const ModelActivations* a = &of->a;
+    const ModelParameters* p = &of->p;
+    const Pass* pass = of->pass;
     SelfAttentionGpu layer;
     layer.sizes = attention_config_chunks(cfg, pass->B, pass->T, pass->positions.chunks);
     layer.starts = starts;
-    layer.window = model_window(cfg, l);
-    layer.weight = *weight;
+    layer.window = model_window(cfg, of->l);
+    layer.weight = of->weights.qkv;
+    layer.proj = of->weights.attproj;
+    layer.proj_bias = p->attprojb;
     layer.positions = pass_is_step(pass) ? pass->positions.given : NULL;
     layer.heads = {model_architecture(cfg.arch)->heads,
                    model_norm_eps(cfg),
@@ -71,11 +80,12 @@ static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, int l, const W
                    a->qk_raw,
                    a->qk_rstd};
     layer.qkv = a->qkv;
-    layer.out = a->atty;
+    layer.atty = a->atty;
     layer.lse = a->att_lse;
     layer.cache = {pass->cached ? a->kv : NULL, pass->cached};
     layer.sequence = pass->sequence;
-    layer.linear = linear;
+    layer.tensor = of->tensor;
+    layer.linear = of->linear;
     layer.attention = attention;
     layer.context = context;
     return layer;
@@ -84,8 +94,20 @@ static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, int l, const W
 // Returns true if this rank has a part of each sequence.
 static inline int self_attention_is_divided_(const SelfAttentionGpu* a) { return a->sizes.chunks.last > 0; }
 
-// Sets qkv, out and lse; inp (N, C).
-static inline void self_attention_forward(const SelfAttentionGpu* a, const floatX* inp) {
+// Returns the pass of attention; kv are gathered keys, or NULL.
+static inline AttentionPassGpu<floatX> self_attention_pass_(const SelfAttentionGpu* a, const floatX* kv) {
+    return {a->sizes, a->starts, a->qkv, kv, a->atty, a->lse};
+}
+
+// Gathers the keys and values of all ranks, if sequences are divided; else returns NULL.
+static inline const floatX* self_attention_gather_(const SelfAttentionGpu* a) {
+    return self_attention_is_divided_(a)
+               ? context_gather(a->context, (const floatX*)a->qkv, a->sizes, a->linear->gpu)
+               : NULL;
+}
+
+// Sets qkv, atty and lse; inp (N, C).
+static inline void self_attention_heads_(const SelfAttentionGpu* a, const floatX* inp) {
     const int N = a->sizes.B * a->sizes.T;
     const Gpu* gpu = a->linear->gpu;
     linear_forward(a->qkv, inp, &a->weight, N, a->linear);
@@ -94,36 +116,37 @@ static inline void self_attention_forward(const SelfAttentionGpu* a, const float
         attention_cache_store(a->cache, a->qkv, a->positions, a->sequence, a->sizes, gpu);
     }
     if (a->positions) {
-        attention_cached(a->out, a->qkv, a->positions, a->window, a->cache, a->sizes, gpu);
-    } else if (self_attention_is_divided_(a)) {
-        const floatX* kv = context_gather(a->context, (const floatX*)a->qkv, a->sizes, gpu);
-        attention_raced_forward(a->out, a->lse, (const floatX*)a->qkv, kv, a->starts, a->sizes, a->attention,
-                                a->linear->matmul);
+        attention_cached(a->atty, a->qkv, a->positions, a->window, a->cache, a->sizes, gpu);
     } else {
-        attention_raced_forward(a->out, a->lse, (const floatX*)a->qkv, (const floatX*)NULL, a->starts,
-                                a->sizes, a->attention, a->linear->matmul);
+        const AttentionPassGpu<floatX> pass = self_attention_pass_(a, self_attention_gather_(a));
+        attention_raced_forward(&pass, a->attention, a->linear->matmul);
     }
 }
 
+// Sets out, which is not residual. Collective.
+static inline void self_attention_forward_residual(floatX* out, const floatX* residual,
+                                                   const SelfAttentionGpu* a, const floatX* inp) {
+    const TensorParallelGpu* tensor = &a->tensor;
+    self_attention_heads_(a, tensor_gather(tensor, 0, inp));
+    linear_forward_residual(tensor_part(tensor, out), tensor_residual(tensor, residual), a->atty, &a->proj,
+                            tensor->cut.N, a->linear);
+    tensor_sum(tensor, out, residual, a->proj_bias);
+}
+
 // Gradients of parameters, without data if frozen, which the backward pass sets or adds to as
-// `mode` says; dinp (N, C), which it sets; and memory that it uses.
+// `mode` says; dinp, which it sets; and memory that it uses.
 typedef struct {
     floatX* dinp;
-    Gradient dqkvw, dqkvb, dqnormw, dknormw;
+    Gradient dqkvw, dqkvb, dqnormw, dknormw, dprojw;
     GradientMode mode;
-    floatX* dqkv; // (N, QKV)
+    floatX* datty; // (N, Q); may be dinp
+    floatX* dqkv;  // (N, QKV)
 } SelfAttentionGradientsGpu;
 
-// Sets dqkv from the rank's queries, and from the gradients of its keys that all ranks have.
-static inline void self_attention_backward_divided_(const SelfAttentionGpu* a, floatX* dqkv,
-                                                    const floatX* dout) {
-    const Gpu* gpu = a->linear->gpu;
-    const ContextParallelGpu<floatX>* context = a->context;
-    const floatX *qkv = a->qkv, *kv = context_gather(context, qkv, a->sizes, gpu);
-    const Gradient none = {NULL, DTYPE_OF(floatX)};
-    attention_raced_backward(dqkv, context->dkv, none, dout, qkv, kv, (const floatX*)a->out, a->lse,
-                             a->starts, a->sizes, GRADIENT_SET, a->attention, a->linear->matmul);
-    context_sum(dqkv, context, a->sizes, gpu);
+// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+static inline SelfAttentionGradientsGpu
+self_attention_gradients_of(const ModelGradients* d, const ModelActivations* a, GradientMode mode) {
+    return {a->branch, d->qkvw, d->qkvb, d->qnormw, d->knormw, d->attprojw, mode, a->branch, a->dqkv};
 }
 
 // Sets dqkv, the gradient of the linear layer's output, and sets or adds to that of its bias. If
@@ -137,12 +160,12 @@ static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const
     const Gradient none = {NULL, d->dqkvb.dtype};
     float* sums = attention_sums(a->attention);
     const HeadsGradientsGpu dheads = {d->dqnormw, d->dknormw, d->mode, sums};
-    if (divided) {
-        self_attention_backward_divided_(a, d->dqkv, dout);
-    } else {
-        attention_raced_backward(d->dqkv, (floatX*)NULL, plain ? d->dqkvb : none, dout, (const floatX*)a->qkv,
-                                 (const floatX*)NULL, (const floatX*)a->out, a->lse, a->starts, a->sizes,
-                                 d->mode, a->attention, a->linear->matmul);
+    const AttentionPassGpu<floatX> pass = self_attention_pass_(a, self_attention_gather_(a));
+    const AttentionGradientsGpu<floatX> dpass = {dout, d->dqkv, divided ? a->context->dkv : NULL,
+                                                 plain ? d->dqkvb : none, d->mode};
+    attention_raced_backward(&dpass, &pass, a->attention, a->linear->matmul);
+    if (divided) { // adds the other ranks' gradients of this one's keys
+        context_sum(d->dqkv, a->context, a->sizes, gpu);
     }
     heads_backward(d->dqkv, &dheads, (const floatX*)a->qkv, &a->heads, gpu);
     if (!plain && d->dqkvb.data) {
@@ -150,11 +173,16 @@ static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const
     }
 }
 
-// Sets and adds to gradients. dout is (N, Q), inp (N, C); dinp may be dout.
+// Sets and adds to gradients. Collective.
 static inline void self_attention_backward(const SelfAttentionGpu* a, const SelfAttentionGradientsGpu* d,
                                            const floatX* dout, const floatX* inp) {
-    self_attention_backward_qkv_(a, d, dout);
-    linear_backward(d->dinp, d->dqkvw, d->dqkv, inp, &a->weight, a->sizes.B * a->sizes.T, d->mode, a->linear);
+    const TensorParallelGpu* tensor = &a->tensor;
+    const int N = tensor->cut.N;
+    dout = tensor_gather(tensor, 0, dout), inp = tensor_gather(tensor, 1, inp);
+    linear_backward(d->datty, d->dprojw, dout, a->atty, &a->proj, N, d->mode, a->linear);
+    self_attention_backward_qkv_(a, d, d->datty);
+    linear_backward(tensor_part(tensor, d->dinp), d->dqkvw, d->dqkv, inp, &a->weight, N, d->mode, a->linear);
+    tensor_sum(tensor, d->dinp, NULL, NULL);
 }
 
 #endif

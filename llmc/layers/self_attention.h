@@ -1,10 +1,14 @@
 /*
-self_attention.h -- attention of a block with the linear layer in front of it, on the CPU, with the
-matmuls of linear.h.
+self_attention.h -- attention of a block with the linear layers in front of it and behind it, on the
+CPU, with the matmuls of linear.h.
 
-    qkv (N, QKV)               = inp weight^T + bias; queries and keys with their norms and
-                                 positions (heads.h)
-    out (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
+    qkv (N, QKV)                = inp weight^T + bias; queries and keys with their norms and
+                                  positions (heads.h)
+    atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
+    out (N, C)                  = atty proj^T + bias
+
+If several ranks cut these matrices (tensor_parallel.h), inp and out are the rows of this rank's
+tokens; else of all.
 
 If a rank has a part of each sequence, keys and values are gathered before attention, and their
 gradients added up after it (context_parallel.h).
@@ -46,43 +50,20 @@ static inline void attention_either_open(Attention* a, Memory* memory, int is_bf
     }
 }
 
-static inline void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
-                                                AttentionSizes sizes, Attention* a) {
+static inline void attention_either_forward_cpu(const AttentionPass* pass, Attention* a) {
     if (a->is_bf16) {
-        attention_bf16_forward_cpu(out, lse, qkv, starts, sizes, &a->bf16);
+        attention_bf16_forward_cpu(pass, &a->bf16);
     } else {
-        attention_forward_cpu(out, lse, qkv, starts, sizes, &a->fp32);
+        attention_forward_cpu(pass, &a->fp32);
     }
 }
 
-static inline void attention_gathered_either_forward_cpu(float* out, float* lse, const float* qkv,
-                                                         const float* kv, const int* starts,
-                                                         AttentionSizes sizes, Attention* a) {
+static inline void attention_either_backward_cpu(const AttentionGradients* d, const AttentionPass* pass,
+                                                 Attention* a) {
     if (a->is_bf16) {
-        attention_bf16_gathered_forward_cpu(out, lse, qkv, kv, starts, sizes, &a->bf16);
+        attention_bf16_backward_cpu(d, pass, &a->bf16);
     } else {
-        attention_gathered_forward_cpu(out, lse, qkv, kv, starts, sizes, &a->fp32);
-    }
-}
-
-static inline void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv,
-                                                 const float* out, const float* lse, const int* starts,
-                                                 AttentionSizes sizes, Attention* a) {
-    if (a->is_bf16) {
-        attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->bf16);
-    } else {
-        attention_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->fp32);
-    }
-}
-
-static inline void attention_gathered_either_backward_cpu(float* dqkv, float* dkv, const float* dout,
-                                                          const float* qkv, const float* kv, const float* out,
-                                                          const float* lse, const int* starts,
-                                                          AttentionSizes sizes, Attention* a) {
-    if (a->is_bf16) {
-        attention_bf16_gathered_backward_cpu(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, &a->bf16);
-    } else {
-        attention_gathered_backward_cpu(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, &a->fp32);
+        attention_backward_cpu(d, pass, &a->fp32);
     }
 }
 
@@ -101,39 +82,45 @@ static inline void self_attention_open(Attention* a, Memory* memory, int is_bf16
 
 typedef struct {
     AttentionSizes sizes;
-    const int* starts;      // (B, W), or NULL
-    int window;             // tokens that a step of decoding sees, itself the last; 0: all
-    Weight weight;          // (QKV, C)
-    Heads heads;            // what happens to queries and keys
-    float *qkv, *out, *lse; // (N, QKV), (N, Q), (B, NH, T)
-    AttentionCache cache;   // keys and values that are kept; no data: none
-    int sequence;           // prefill: its place in the cache
-    const int* positions;   // decode: of each row; else NULL
+    const int* starts;       // (B, W), or NULL
+    int window;              // tokens that a step of decoding sees, itself the last; 0: all
+    Weight weight, proj;     // (QKV, C), (C, Q)
+    const float* proj_bias;  // (C), or NULL
+    Heads heads;             // what happens to queries and keys
+    float *qkv, *atty, *lse; // (N, QKV), (N, Q), (B, NH, T)
+    TensorParallel tensor;
+    AttentionCache cache; // keys and values that are kept; no data: none
+    int sequence;         // prefill: its place in the cache
+    const int* positions; // decode: of each row; else NULL
     Linear* linear;
     Attention* attention;
 } SelfAttention;
 
-// Returns the attention of layer l, whose parameters are in `p`. `starts` of a layer with a window
-// are those of the window.
-static inline SelfAttention self_attention_of(ModelConfig cfg, int l, const Weight* weight,
-                                              const ModelParameters* p, const ModelActivations* a,
-                                              const Pass* pass, const int* starts, Linear* linear,
+// Returns the attention of a layer. `starts` of a layer with a window are those of the window.
+static inline SelfAttention self_attention_of(const LayerPass* layer, const int* starts,
                                               Attention* attention) {
+    const ModelConfig cfg = layer->cfg;
+    const ModelActivations* a = &layer->a;
+    const ModelParameters* p = &layer->p;
+    const Pass* pass = layer->pass;
     const AttentionSizes sizes = attention_config_chunks(cfg, pass->B, pass->T, pass->positions.chunks);
     const int* positions = pass_is_step(pass) ? pass->positions.given : NULL;
     return (SelfAttention){.sizes = sizes,
                            .starts = starts,
-                           .window = model_window(cfg, l),
-                           .weight = *weight,
+                           .window = model_window(cfg, layer->l),
+                           .weight = layer->weights.qkv,
+                           .proj = layer->weights.attproj,
+                           .proj_bias = p->attprojb,
                            .heads = {model_architecture(cfg.arch)->heads, model_norm_eps(cfg), sizes,
                                      attention->rope, positions, p->qnormw, p->knormw, a->qk_raw, a->qk_rstd},
                            .qkv = a->qkv,
-                           .out = a->atty,
+                           .atty = a->atty,
                            .lse = a->att_lse,
+                           .tensor = layer->tensor,
                            .cache = {pass->cached ? a->kv : NULL, pass->cached},
                            .sequence = pass->sequence,
                            .positions = positions,
-                           .linear = linear,
+                           .linear = layer->linear,
                            .attention = attention};
 }
 
@@ -142,12 +129,17 @@ static inline int self_attention_is_divided_(const SelfAttention* a) { return a-
 
 static inline int self_attention_is_packed_(const SelfAttention* a) {
     return a->linear->is_bf16 && !a->cache.data && !self_attention_is_divided_(a) &&
-           a->heads.kind == HEADS_PLAIN && attention_bf16_fits(a->sizes.T, a->sizes.HS);
+           !heads_parts(a->heads.kind).has_norm && attention_bf16_fits(a->sizes.T, a->sizes.HS);
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
     return (QkvBf16){a->sizes,           a->weight.C,    a->weight.forward,
                      a->weight.backward, a->weight.bias, a->heads.rope};
+}
+
+// Returns the pass of attention; kv are gathered keys, or NULL.
+static inline AttentionPass self_attention_pass_(const SelfAttention* a, const float* kv) {
+    return (AttentionPass){a->sizes, a->starts, a->qkv, kv, a->atty, a->lse};
 }
 
 // Keeps the keys and values in qkv.
@@ -162,14 +154,15 @@ static inline void self_attention_store_(const SelfAttention* a) {
     }
 }
 
-// Sets qkv, out and lse; inp (N, C).
-static inline void self_attention_forward_cpu(const SelfAttention* a, const float* inp) {
+// Sets qkv, atty and lse; inp (N, C).
+static inline void self_attention_heads_(const SelfAttention* a, const float* inp) {
     const int N = a->sizes.B * a->sizes.T;
+    AttentionPass pass = self_attention_pass_(a, NULL);
     if (self_attention_is_packed_(a)) {
         const QkvBf16 layer = self_attention_layer_(a);
         uint32_t* qkv = (uint32_t*)(void*)a->qkv;
         qkv_bf16_forward_cpu(qkv, &layer, inp, &a->linear->bf16);
-        attention_bf16_packed_forward_cpu(a->out, a->lse, qkv, a->starts, a->sizes, &a->attention->bf16);
+        attention_bf16_packed_forward_cpu(qkv, &pass, &a->attention->bf16);
         return;
     }
     linear_forward_cpu(a->qkv, inp, &a->weight, N, a->linear);
@@ -178,57 +171,95 @@ static inline void self_attention_forward_cpu(const SelfAttention* a, const floa
         self_attention_store_(a);
     }
     if (a->positions) {
-        attention_cached_cpu(a->out, a->qkv, a->positions, a->window, a->cache, a->sizes,
+        attention_cached_cpu(a->atty, a->qkv, a->positions, a->window, a->cache, a->sizes,
                              &a->attention->fp32);
-    } else if (self_attention_is_divided_(a)) {
-        const float* kv = context_gather_cpu(&a->attention->context, a->qkv, a->sizes);
-        attention_gathered_either_forward_cpu(a->out, a->lse, a->qkv, kv, a->starts, a->sizes, a->attention);
-    } else {
-        attention_either_forward_cpu(a->out, a->lse, a->qkv, a->starts, a->sizes, a->attention);
-    }
-}
-
-// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp (N,
-// C), which it sets; and memory that it uses.
-typedef struct {
-    float *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw;
-    GradientMode mode;
-    float* dqkv; // (N, QKV)
-    float* sums; // (B, QKV)
-} SelfAttentionGradients;
-
-// Sets dqkv from the rank's queries, and from the gradients of its keys that all ranks have.
-static inline void self_attention_backward_divided_(const SelfAttention* a, float* dqkv, const float* dout) {
-    const ContextParallel* context = &a->attention->context;
-    const float* kv = context_gather_cpu(context, a->qkv, a->sizes);
-    attention_gathered_either_backward_cpu(dqkv, context->dkv, dout, a->qkv, kv, a->out, a->lse, a->starts,
-                                           a->sizes, a->attention);
-    context_sum_cpu(dqkv, context, a->sizes);
-}
-
-// Sets and adds to gradients. dout is (N, Q), inp (N, C); dinp may be dout. dqkv is undefined
-// afterwards.
-static inline void self_attention_backward_cpu(const SelfAttention* a, const SelfAttentionGradients* d,
-                                               const float* dout, const float* inp) {
-    const int N = a->sizes.B * a->sizes.T;
-    if (self_attention_is_packed_(a)) {
-        const QkvBf16 layer = self_attention_layer_(a);
-        const AttentionBf16Gradient dqkv = {(uint32_t*)(void*)d->dqkv, d->sums, a->heads.rope};
-        const QkvBf16Gradients gradients = {d->dinp, d->dqkvw, d->dqkvb, d->mode};
-        attention_bf16_packed_backward_cpu(dqkv, dout, (const uint32_t*)(const void*)a->qkv, a->out, a->lse,
-                                           a->starts, a->sizes, &a->attention->bf16);
-        qkv_bf16_backward_cpu(&layer, &gradients, dqkv, inp, &a->linear->bf16);
         return;
     }
     if (self_attention_is_divided_(a)) {
-        self_attention_backward_divided_(a, d->dqkv, dout);
-    } else {
-        attention_either_backward_cpu(d->dqkv, dout, a->qkv, a->out, a->lse, a->starts, a->sizes,
-                                      a->attention);
+        pass.kv = context_gather_cpu(&a->attention->context, a->qkv, a->sizes);
     }
+    attention_either_forward_cpu(&pass, a->attention);
+}
+
+// Sets out. Collective.
+static inline void self_attention_forward_cpu(float* out, const SelfAttention* a, const float* inp) {
+    self_attention_heads_(a, tensor_gather_cpu(&a->tensor, 0, inp));
+    linear_forward_cpu(tensor_part(&a->tensor, out), a->atty, &a->proj, a->tensor.cut.N, a->linear);
+    tensor_sum_cpu(&a->tensor, out, a->proj_bias);
+}
+
+// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp,
+// which it sets; and memory that it uses.
+typedef struct {
+    float *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw, *dprojw, *dprojb;
+    GradientMode mode;
+    float* datty; // (N, Q); may be dinp
+    float* dqkv;  // (N, QKV)
+    float* sums;  // (B, QKV)
+} SelfAttentionGradients;
+
+// Returns the gradients of a layer: those of its parameters are in `d`, `a` has memory.
+static inline SelfAttentionGradients
+self_attention_gradients_of(const ModelParameters* d, const ModelActivations* a, GradientMode mode) {
+    return (SelfAttentionGradients){.dinp = a->branch,
+                                    .dqkvw = d->qkvw,
+                                    .dqkvb = d->qkvb,
+                                    .dqnormw = d->qnormw,
+                                    .dknormw = d->knormw,
+                                    .dprojw = d->attprojw,
+                                    .dprojb = d->attprojb,
+                                    .mode = mode,
+                                    .datty = a->branch,
+                                    .dqkv = a->dqkv,
+                                    .sums = a->dfch};
+}
+
+// Sets dqkv; if sequences are divided, from the rank's queries, and from the gradients of its keys
+// that all ranks have.
+static inline void self_attention_backward_qkv_(const SelfAttention* a, float* dqkv, const float* dout) {
+    const ContextParallel* context = &a->attention->context;
+    const int is_divided = self_attention_is_divided_(a);
+    const float* kv = is_divided ? context_gather_cpu(context, a->qkv, a->sizes) : NULL;
+    const AttentionPass pass = self_attention_pass_(a, kv);
+    const AttentionGradients d = {dout, dqkv, context->dkv};
+    attention_either_backward_cpu(&d, &pass, a->attention);
+    if (is_divided) {
+        context_sum_cpu(dqkv, context, a->sizes);
+    }
+}
+
+// Sets dinp (N, C), which may be datty (N, Q), and sets or adds to all gradients but the
+// projection's; inp (N, C).
+static inline void self_attention_heads_backward_(const SelfAttention* a, const SelfAttentionGradients* d,
+                                                  float* dinp, const float* inp) {
+    const int N = a->sizes.B * a->sizes.T;
+    const float* dout = d->datty;
+    if (self_attention_is_packed_(a)) {
+        const QkvBf16 layer = self_attention_layer_(a);
+        const AttentionBf16Gradient dqkv = {(uint32_t*)(void*)d->dqkv, d->sums, a->heads.rope};
+        const QkvBf16Gradients gradients = {dinp, d->dqkvw, d->dqkvb, d->mode};
+        const AttentionPass pass = self_attention_pass_(a, NULL);
+        attention_bf16_packed_backward_cpu(dqkv, dout, (const uint32_t*)(const void*)a->qkv, &pass,
+                                           &a->attention->bf16);
+        qkv_bf16_backward_cpu(&layer, &gradients, dqkv, inp, &a->linear->bf16);
+        return;
+    }
+    self_attention_backward_qkv_(a, d->dqkv, dout);
     const HeadsGradients dheads = {d->dqnormw, d->dknormw, d->mode, d->sums};
     heads_backward_cpu(d->dqkv, &dheads, a->qkv, &a->heads);
-    linear_backward_cpu(d->dinp, d->dqkvw, d->dqkvb, d->dqkv, inp, &a->weight, N, d->mode, a->linear);
+    linear_backward_cpu(dinp, d->dqkvw, d->dqkvb, d->dqkv, inp, &a->weight, N, d->mode, a->linear);
+}
+
+// Sets and adds to gradients. dqkv is undefined afterwards. Collective.
+static inline void self_attention_backward_cpu(const SelfAttention* a, const SelfAttentionGradients* d,
+                                               const float* dout, const float* inp) {
+    const TensorParallel* tensor = &a->tensor;
+    const float *all_dout = tensor_gather_cpu(tensor, 0, dout), *all_inp = tensor_gather_cpu(tensor, 1, inp);
+    tensor_bias_backward_cpu(tensor, d->dprojb, dout, d->mode);
+    linear_backward_cpu(d->datty, d->dprojw, tensor_is_cut(tensor->cut) ? NULL : d->dprojb, all_dout, a->atty,
+                        &a->proj, tensor->cut.N, d->mode, a->linear);
+    self_attention_heads_backward_(a, d, tensor_part(tensor, d->dinp), all_inp);
+    tensor_sum_cpu(tensor, d->dinp, NULL);
 }
 
 #endif

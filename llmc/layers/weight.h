@@ -39,7 +39,7 @@ typedef struct {
     WeightCodes fp8;
 } Weight;
 
-// Returns the matrix of expert e, given that of expert 0; its data are floatX, without copies. It
+// Returns the matrix of expert e, given expert 0's; its data are floatX, without copies. It
 // is not multiplied in fp8.
 static inline Weight weight_of_expert(const Weight* w, int e) {
     const WeightCodes none = {{NULL, NULL}, {NULL, NULL}};

@@ -23,8 +23,6 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
     {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,
      "acc_bytes":...,"acc_bytes_err":...,"loss":...,"ppl":...,"bpb":...,"tokens":...}
      (eval_tasks.h; only what the task has)
-    {"kind":"core","step":...,"core":...,"tasks":22}  (mean of the centered accuracies of CORE's
-     tasks, whose lines also have "centered")
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
     {"kind":"skip","step":...,"reason":"...","where":"..."}  (and which data it had)
@@ -123,7 +121,6 @@ typedef enum {
     LOG_SET_,
     LOG_SOURCE_,
     LOG_TASK_,
-    LOG_CORE_,
     LOG_SAMPLE_,
     LOG_SAVE_,
     LOG_WARNING_,
@@ -273,9 +270,6 @@ void log_sources(RunLog* log, int64_t step, const DataSources* sources, uint64_t
 // Logs the model's result at a task.
 void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score);
 
-// Logs CORE: the mean centered accuracy of so many tasks.
-void log_core(RunLog* log, int64_t step, double core, int tasks);
-
 // Logs a sample of `bytes` bytes.
 void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes);
 
@@ -406,8 +400,8 @@ static int log_recall_(const LogBin* bins, CurvePoint* points) {
 
 // Returns the kind of a line between two updates, or LOG_KINDS_.
 static LogKind_ log_kind_(const char* kind) {
-    static const char* const kinds[LOG_KINDS_] = {"val",  "set",    "source", "task",
-                                                  "core", "sample", "save",   "warning"};
+    static const char* const kinds[LOG_KINDS_] = {"val",    "set",  "source", "task",
+                                                  "sample", "save", "warning"};
     int i = 0;
     while (i < LOG_KINDS_ && strcmp(kind, kinds[i]) != 0) {
         i++;
@@ -601,7 +595,7 @@ void log_close(RunLog* log) {
 
 // True for kinds of lines whose numbers and texts also go to TensorBoard.
 static int log_is_for_board_(const char* kind) {
-    static const char* const kinds[] = {"train", "val", "set", "source", "task", "core", "sample"};
+    static const char* const kinds[] = {"train", "val", "set", "source", "task", "sample"};
     int is_one = 0;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         is_one |= strcmp(kind, kinds[i]) == 0;
@@ -1062,7 +1056,6 @@ static void log_write_task_(RunLog* log, int64_t step, const char* name, const T
     log_share_(log, "acc", "acc_err", score->acc);
     log_share_(log, "acc_norm", "acc_norm_err", score->acc_norm);
     log_share_(log, "acc_bytes", "acc_bytes_err", score->acc_bytes);
-    log_known_(log, "centered", score->centered);
     if (score->kind != TASK_CHOICE) {
         log_number_(log, "loss", score->loss);
         log_number_(log, "ppl", exp(score->loss));
@@ -1091,9 +1084,6 @@ void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* scor
     log_print_share_(screen, "acc", score->acc);
     log_print_share_(screen, "acc_norm", score->acc_norm);
     log_print_share_(screen, "acc_bytes", score->acc_bytes);
-    if (isfinite(score->centered)) {
-        fprintf(screen, " | centered %.4f", score->centered);
-    }
     if (has_loss) {
         fprintf(screen, " | loss %.4f | perplexity %.4f", score->loss, exp(score->loss));
     }
@@ -1104,18 +1094,6 @@ void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* scor
     log_flush_screen_(log);
     if (!is_repeated) {
         log_write_task_(log, step, name, score);
-    }
-}
-
-void log_core(RunLog* log, int64_t step, double core, int tasks) {
-    log_say_step_(log, log->screen.file, step);
-    fprintf(log->screen.file, "CORE %.4f, the mean of %d task%s\n", core, tasks, words_s(tasks));
-    log_flush_screen_(log);
-    if (!log_is_repeated_(log, LOG_CORE_, step)) {
-        log_begin_(log, "core", step);
-        log_number_(log, "core", core);
-        fprintf(log->json.file, ",\"tasks\":%d", tasks);
-        log_end_(log);
     }
 }
 

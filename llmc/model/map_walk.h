@@ -192,9 +192,8 @@ ModelConfig map_part(const MapOf* of, int rank) {
     ModelPart part;
     memset(&part, 0, sizeof(part));
     if (of->tensor > 1) {
-        part.of_slices = of->tensor;
-        part.slices = 1;
-        part.first_slice = rank % of->tensor;
+        part.tensor_ranks = of->tensor;
+        part.tensor_rank = rank % of->tensor;
     }
     if (of->experts > 1) {
         part.expert_ranks = of->experts;
@@ -384,7 +383,7 @@ static int map_pieces_of_matrices_(const MapWalk_* w, int i, MapPiece pieces[3])
 // the vocabulary; returns their number.
 static int map_pieces_(const MapWalk_* w, int i, MapPiece pieces[3]) {
     const TensorRow* row = &w->rows[i];
-    const size_t all = tensor_layer_elements(row), used = model_rows_of_copy(row, w->cfg, 0) * row->cols,
+    const size_t all = tensor_layer_elements(row), used = model_rows_of_part(row, w->cfg) * row->cols,
                  rank = (size_t)(row->split == SPLIT_EXPERTS ? w->cfg.part.expert_rank : w->tensor_rank);
     const int is_cut = row->split == SPLIT_EXPERTS || (w->of->tensor > 1 && row->split != SPLIT_NONE);
     const MapPiece whole = {0, used, 0, used, 0}, rows = {0, used, rank * all, used, 0},

@@ -124,16 +124,13 @@ static inline Arch model_arch_with_experts(Arch dense) {
                                                         : dense;
 }
 
-enum { MODEL_MAX_LAYERS = 1000, MODEL_MAX_SLICES = 128 };
+enum { MODEL_MAX_LAYERS = 1000, MODEL_MAX_TENSOR_RANKS = 128 };
 
 // The part of a model that a process has (part.h); all zero: the whole model.
 typedef struct {
-    int first_slice, slices, of_slices; // slices of this process, of all; 0 or 1: nothing is cut
+    int tensor_rank, tensor_ranks;      // number of this rank; ranks that cut matrices; 0: one
     int first_layer, layers, of_layers; // layers of this process, of the whole model; 0: all
     int places;                         // micro-batches whose activations it keeps; 0: one
-    // slices in a row that have copies of the same heads of keys; 0 or 1: each has its own. Set by
-    // model_part_of
-    int keys_share;
     // ranks that divide the experts of each layer evenly, and this one's number; 0 or 1: none do
     int expert_ranks, expert_rank;
 } ModelPart;
@@ -159,7 +156,7 @@ typedef struct {
     int rope_dims;                               // channels of a head that turn; 0: all
     RopeScaling scaling;
     InitialWeights initial; // random weights; files do not have it
-    ModelPart part;         // of a model of these sizes, times the slices; files do not have it
+    ModelPart part;         // of a larger model; files do not have it
 } ModelConfig;
 
 // Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of
@@ -169,9 +166,11 @@ static inline int model_copies(ModelConfig cfg) {
 }
 static inline int model_copy_repeats(ModelConfig cfg) { return cfg.share == SHARE_PAIRS ? 2 : 1; }
 
-// Return the slices of a process, and 1 if tensors are cut into slices at all.
-static inline int model_slices(ModelConfig cfg) { return cfg.part.slices > 0 ? cfg.part.slices : 1; }
-static inline int model_is_sliced(ModelConfig cfg) { return cfg.part.of_slices > 1; }
+// Return 1 if tensor ranks cut the matrices of each layer, and how many do.
+static inline int model_is_cut(ModelConfig cfg) { return cfg.part.tensor_ranks > 1; }
+static inline int model_tensor_ranks(ModelConfig cfg) {
+    return model_is_cut(cfg) ? cfg.part.tensor_ranks : 1;
+}
 
 // Return 1 if this process has the first layer, or the last one.
 static inline int model_has_first(ModelConfig cfg) { return cfg.part.first_layer == 0; }
@@ -186,24 +185,16 @@ static inline int model_is_stage(ModelConfig cfg) { return cfg.part.layers < cfg
 static inline int model_layers(ModelConfig cfg) { return model_is_staged(cfg) ? cfg.part.of_layers : cfg.L; }
 static inline int model_places(ModelConfig cfg) { return cfg.part.places > 0 ? cfg.part.places : 1; }
 
-// Returns the processes that divide the slices among themselves.
-static inline int model_tensor_ranks(ModelConfig cfg) {
-    return model_is_sliced(cfg) ? cfg.part.of_slices / cfg.part.slices : 1;
-}
-
 // Return 1 if ranks divide the experts of a layer among themselves, and how many do.
 static inline int model_divides_experts(ModelConfig cfg) { return cfg.part.expert_ranks > 1; }
 static inline int model_expert_ranks(ModelConfig cfg) {
     return model_divides_experts(cfg) ? cfg.part.expert_ranks : 1;
 }
 
-// Returns the blocks of parameters in memory: one for each slice of a copy.
-static inline int model_blocks(ModelConfig cfg) { return model_copies(cfg) * model_slices(cfg); }
-
 // Returns the rows of the residual stream of N tokens that a process has.
 static inline size_t model_stream_rows(ModelConfig cfg, size_t N) {
-    const size_t of = model_is_sliced(cfg) ? (size_t)cfg.part.of_slices : 1;
-    return (N + of - 1) / of * (size_t)model_slices(cfg);
+    const size_t t = (size_t)model_tensor_ranks(cfg);
+    return (N + t - 1) / t;
 }
 
 // Returns the copy that layer l uses.
@@ -326,65 +317,64 @@ typedef enum {
 // keys and values; with one it is the other way round. `life`: tensors that live only inside a
 // block, like these shared buffers, use the same memory as those that live only in the classifier.
 //
-// With slices (part.h) `S` of them are in this process, with a copy of a tensor for each. The
-// residual stream is cut by tokens: R of the N are here, `trained_R` with a backward pass; a pass
-// of generation has all. `traveling` rows of parts arrive from other processes.
+// Tensor ranks (part.h) cut the residual stream by tokens: R of the N are here, `trained_R` with a
+// backward pass; a pass of generation has all. `traveling` rows of parts arrive from these ranks.
 //
 // If ranks divide experts, hidden layers have H rows, of one rank's tokens at a time; no layer
 // keeps them. `arriving` rows come from the other ranks (expert_parallel.h).
-//  name        layers  slices tokens kept   cols             dtype    life
+//  name        layers  tokens kept   cols             dtype    life
 #define MODEL_ACTIVATIONS(X) \
-  X(encoded,    1,      1, R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
-  X(encoded_rstd, 1,    1, R,      BLOCK, w.embedding_rstd,    float,   LIVE_ALWAYS)  /* if the embedding has a norm */ \
-  X(ln1,        blocks, 1, R,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
-  X(ln1_mean,   blocks, 1, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
-  X(ln1_rstd,   blocks, 1, R,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(qkv,        blocks, S, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
-  X(qk_raw,     blocks, S, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
-  X(qk_rstd,    blocks, S, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
-  X(atty,       blocks, S, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
-  X(att_lse,    blocks, S, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
-  X(residual2,  blocks, 1, R,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
-  X(ln2,        blocks, 1, R,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
-  X(ln2_mean,   blocks, 1, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
-  X(ln2_rstd,   blocks, 1, R,      MLP,   1,                   float,   LIVE_ALWAYS) \
-  X(router_logits, blocks, 1, N,   BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* logits of the experts; with the next five: a Router */ \
-  X(chosen,     blocks, 1, N,      BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* experts that each token takes */ \
-  X(expert_rows, blocks, 1, N,     BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* row of each of them */ \
-  X(expert_order, blocks, 1, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from */ \
-  X(expert_first, blocks, 1, 1,    BLOCK, w.expert_first,      int32_t, LIVE_ALWAYS)  /* first row of each expert; E + 1 */ \
-  X(expert_scale, blocks, 1, M,    BLOCK, w.has_experts,       float,   LIVE_ALWAYS)  /* weight of each row in its token's sum */ \
-  X(expert_counts, blocks, 1, 1,   BLOCK, w.expert_counts,     int32_t, LIVE_ALWAYS)  /* tokens of each rank that take each expert, if ranks divide them */ \
-  X(fch,        hidden, S, H,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
-  X(fch_act,    hidden, S, H,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
-  X(sfch,       blocks, S, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
-  X(sfch_act,   blocks, S, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
-  X(residual3,  residuals, 1, R,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
-  X(lnf,        1,      1, R,      BLOCK, w.last_C,              floatX,  LIVE_ALWAYS) \
-  X(lnf_mean,   1,      1, R,      BLOCK, w.last_mean,         float,   LIVE_ALWAYS) \
-  X(lnf_rstd,   1,      1, R,      BLOCK, w.is_last,           float,   LIVE_ALWAYS) \
-  X(logits,     1,      S, chunk,  BLOCK, w.last_words,        floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
-  X(word_rows,  1,      1, of_slices * chunk, BLOCK, w.word_rows, float, LIVE_CLASSIFIER)  /* what each slice keeps of a token's logits (cross_entropy.h) */ \
-  X(all_logits, 1,      1, decoded, NEVER, w.all_words,        floatX,  LIVE_PASS)  /* of all slices, one after the other; then word by word */ \
-  X(kv,         cfg.L,  S, cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
-  X(losses,     1,      1, trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
-  X(branch,     1,      1, branch_rows,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
-  X(gathered,   1,      1, 2 * trained, BLOCK, w.traveling_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
-  X(parts,      1,      S, N,     BLOCK, w.sliced_C,           floatX,  LIVE_PASS)  /* products of slices, which the stream adds up */ \
-  X(arrived,    1,      1, traveling, BLOCK, w.traveling_C,  floatX,  LIVE_PASS)  /* parts of all slices, of this process's tokens */ \
-  X(dresidual,  1,      1, trained_R, BLOCK, cfg.C,               floatX,  LIVE_SENT)  /* gradient of the residual stream */ \
-  X(expert_in,  1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
-  X(expert_out, 1,      1, M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
-  X(arrived_in, 1,      1, arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK)   /* rows of another rank that this rank's experts take; so are the next ones */ \
-  X(arrived_out, 1,     1, arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK) \
-  X(arrived_order, 1,   1, arriving, BLOCK, w.arrived,         int32_t, LIVE_BLOCK) \
-  X(arrived_first, 1,   1, 1,      BLOCK, w.arrived_first,     int32_t, LIVE_BLOCK) \
-  X(arrived_scale, 1,   1, arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
-  X(darrived_scale, 1,  1, arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
-  X(dexpert_scale, 1,   1, trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
-  X(drouter_logits, 1,  1, trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
-  X(dqkv,       1,      1, trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
-  X(dfch,       1,      1, trained_H, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
+  X(encoded,    1,      R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
+  X(encoded_rstd, 1,    R,      BLOCK, w.embedding_rstd,    float,   LIVE_ALWAYS)  /* if the embedding has a norm */ \
+  X(ln1,        blocks, R,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
+  X(ln1_mean,   blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
+  X(ln1_rstd,   blocks, R,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(qkv,        blocks, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
+  X(qk_raw,     blocks, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
+  X(qk_rstd,    blocks, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
+  X(atty,       blocks, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(att_lse,    blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(residual2,  blocks, R,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
+  X(ln2,        blocks, R,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
+  X(ln2_mean,   blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
+  X(ln2_rstd,   blocks, R,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(router_logits, blocks, N,   BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* logits of the experts; with the next five: a Router */ \
+  X(chosen,     blocks, N,      BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* experts that each token takes */ \
+  X(expert_rows, blocks, N,     BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* row of each of them */ \
+  X(expert_order, blocks, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from */ \
+  X(expert_first, blocks, 1,    BLOCK, w.expert_first,      int32_t, LIVE_ALWAYS)  /* first row of each expert; E + 1 */ \
+  X(expert_scale, blocks, M,    BLOCK, w.has_experts,       float,   LIVE_ALWAYS)  /* weight of each row in its token's sum */ \
+  X(expert_counts, blocks, 1,   BLOCK, w.expert_counts,     int32_t, LIVE_ALWAYS)  /* tokens of each rank that take each expert, if ranks divide them */ \
+  X(fch,        hidden, H,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
+  X(fch_act,    hidden, H,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
+  X(sfch,       blocks, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
+  X(sfch_act,   blocks, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
+  X(residual3,  residuals, R,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
+  X(lnf,        1,      R,      BLOCK, w.last_C,              floatX,  LIVE_ALWAYS) \
+  X(lnf_mean,   1,      R,      BLOCK, w.last_mean,         float,   LIVE_ALWAYS) \
+  X(lnf_rstd,   1,      R,      BLOCK, w.is_last,           float,   LIVE_ALWAYS) \
+  X(logits,     1,      chunk,  BLOCK, w.last_words,        floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
+  X(word_rows,  1,      ranks * chunk, BLOCK, w.word_rows, float, LIVE_CLASSIFIER)  /* what each tensor rank keeps of a token's logits (cross_entropy.h) */ \
+  X(all_logits, 1,      decoded, NEVER, w.all_words,        floatX,  LIVE_PASS)  /* of all tensor ranks, one after the other; then token by token */ \
+  X(kv,         cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
+  X(losses,     1,      trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
+  X(branch,     1,      R,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
+  X(gathered,   1,      2 * trained, BLOCK, w.cut_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
+  X(parts,      1,      N,     BLOCK, w.cut_C,           floatX,  LIVE_PASS)  /* matmul of this rank, a part of a sum */ \
+  X(arrived,    1,      traveling, BLOCK, w.cut_C,  floatX,  LIVE_PASS)  /* parts of all tensor ranks, of this rank's tokens */ \
+  X(dresidual,  1,      trained_R, BLOCK, cfg.C,               floatX,  LIVE_SENT)  /* gradient of the residual stream */ \
+  X(expert_in,  1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
+  X(expert_out, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
+  X(arrived_in, 1,      arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK)   /* rows of another rank that this rank's experts take; so are the next ones */ \
+  X(arrived_out, 1,     arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK) \
+  X(arrived_order, 1,   arriving, BLOCK, w.arrived,         int32_t, LIVE_BLOCK) \
+  X(arrived_first, 1,   1,      BLOCK, w.arrived_first,     int32_t, LIVE_BLOCK) \
+  X(arrived_scale, 1,   arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
+  X(darrived_scale, 1,  arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
+  X(dexpert_scale, 1,   trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
+  X(drouter_logits, 1,  trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
+  X(dqkv,       1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
+  X(dfch,       1,      trained_H, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
 // clang-format on
 
 #define MODEL_MEMBER_(name, ...) floatX* name;
@@ -393,7 +383,7 @@ typedef struct {
 } ModelParameters;
 #undef MODEL_MEMBER_
 
-#define MODEL_MEMBER_(name, layers, slices, tokens, kept, cols, dtype, life) dtype* name;
+#define MODEL_MEMBER_(name, layers, tokens, kept, cols, dtype, life) dtype* name;
 typedef struct {
     MODEL_ACTIVATIONS(MODEL_MEMBER_)
 } ModelActivations;
@@ -417,9 +407,8 @@ typedef struct {
     int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
-    int of_slices, sliced_C, traveling_C; // C if tensors are cut, and if processes divide slices
-    int word_rows, all_words;             // if tensors are cut
-    int mlps, Fs, shared;                 // equal matrices of an MLP's kind; of the shared expert
+    int cut_C, word_rows, all_words; // if tensors are cut
+    int mlps, Fs, shared;            // equal matrices of an MLP's kind; of the shared expert
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias;
     int expert_counts, arrived, arrived_first, arrived_C; // if ranks divide experts
 } ModelWidths;
@@ -444,39 +433,37 @@ static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
 
 static inline ModelWidths model_widths(ModelConfig cfg) {
     const Architecture* kinds = model_architecture(cfg.arch);
-    const HeadsKind heads = kinds->heads;
+    const HeadsParts heads = heads_parts(kinds->heads);
     const int Q = model_heads(cfg), K = model_keys(cfg), HS = model_head_size(cfg), F = model_hidden(cfg),
-              G = model_gates(cfg), is_layer = kinds->norm == NORM_LAYER,
-              has_biases = kinds->biases == BIASES_ALL;
+              G = model_gates(cfg), has_biases = kinds->biases == BIASES_ALL;
+    const NormParts norm = norm_parts(kinds->norm);
     ModelWidths w;
-    w.of_slices = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
     w.Q = Q, w.K = K, w.QKV = Q + 2 * K, w.F = F, w.G = G;
     w.apart = Q == K ? 0 : Q;
     w.parts = Q == K ? 3 : 2;
     w.words = model_has_first(cfg) || (model_has_last(cfg) && !cfg.has_head) ? cfg.Vp : 0;
     w.positions = kinds->positions == POSITIONS_LEARNED && model_has_first(cfg) ? cfg.max_T : 0;
-    w.norm = kinds->norm == NORM_RMS_ALONE ? 0 : cfg.C;
-    w.norm_bias = is_layer ? cfg.C : 0;
+    w.norm = norm.has_weight ? cfg.C : 0;
+    w.norm_bias = norm.has_bias ? cfg.C : 0;
     w.last_norm = model_has_last(cfg) ? w.norm : 0;
     w.last_norm_bias = model_has_last(cfg) ? w.norm_bias : 0;
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
     w.bias = has_biases ? cfg.C : 0;
     w.hidden_bias = has_biases ? G * F : 0;
-    w.query_norm = heads == HEADS_NORM ? HS : heads == HEADS_ROW_NORM ? Q : 0;
-    w.key_norm = heads == HEADS_ROW_NORM ? K : w.query_norm;
+    w.query_norm = !heads.has_weights ? 0 : heads.is_together ? Q : HS;
+    w.key_norm = heads.is_together ? K : w.query_norm;
     w.head = cfg.has_head && model_has_last(cfg) ? cfg.Vp : 0;
-    w.mean = is_layer;
+    w.mean = norm.has_mean;
     w.is_last = model_has_last(cfg);
-    w.last_C = w.is_last * cfg.C, w.last_mean = w.is_last * is_layer, w.last_words = w.is_last * cfg.Vp;
+    w.last_C = w.is_last * cfg.C, w.last_mean = w.is_last * norm.has_mean, w.last_words = w.is_last * cfg.Vp;
     w.embedding_rstd = kinds->has_embedding_norm && model_has_first(cfg);
     w.raw = w.query_norm > 0 ? Q + K : 0;
-    w.unit_rstd = heads == HEADS_UNIT_NORM ? cfg.NH + model_key_heads(cfg) : 0;
-    const int all_Q = Q * w.of_slices, stream = cfg.C * model_slices(cfg);
-    w.branch = all_Q > stream ? all_Q : stream;
-    w.sliced_C = model_is_sliced(cfg) ? cfg.C : 0;
-    w.traveling_C = model_tensor_ranks(cfg) > 1 ? cfg.C : 0;
-    w.word_rows = model_is_sliced(cfg) && w.is_last ? 4 : 0; // sizeof(CrossEntropySlice) / 4
-    w.all_words = model_is_sliced(cfg) ? w.last_words * w.of_slices : 0;
+    w.unit_rstd = heads.keeps_rstd ? cfg.NH + model_key_heads(cfg) : 0;
+    const int all_Q = Q * model_tensor_ranks(cfg);
+    w.branch = all_Q > cfg.C ? all_Q : cfg.C;
+    w.cut_C = model_is_cut(cfg) ? cfg.C : 0;
+    w.word_rows = model_is_cut(cfg) && w.is_last ? 4 : 0; // sizeof(CrossEntropySlice) / 4
+    w.all_words = model_is_cut(cfg) ? w.last_words * model_tensor_ranks(cfg) : 0;
     w.dqkv = w.QKV > G * F / 32 ? w.QKV : G * F / 32; // (N/32, G F)
     w.dfch = G * F > w.QKV ? G * F : w.QKV;           // (B, QKV)
     model_expert_widths_(&w, cfg);
@@ -500,26 +487,25 @@ static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelCo
 
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
 // the bytes of one allocation for all of them. Parameters lie in groups: first those outside of
-// blocks (PLACE_ONCE), then block 0, block 1, ... (model_blocks). All blocks are laid out alike. In
-// a model with slices or divided experts, tensors that are not cut lie outside of blocks. A group
+// blocks (PLACE_ONCE), then block 0, block 1, ... (model_copies). All blocks are laid out alike. In
+// a model with divided experts, tensors that are not cut lie outside of blocks. A group
 // has two parts: its trained tensors, and those whose bit is set in `frozen`. Each part can be cut
 // into `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its end is
 // always zero.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                            size_t element_bytes, int shards, unsigned frozen) {
     const ModelWidths w = model_widths(cfg);
-    const int has_cuts = model_is_sliced(cfg) || model_divides_experts(cfg);
+    const int has_cuts = model_divides_experts(cfg);
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, place_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)                \
     row->name = #name_;                                                                                      \
     row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                        \
-    row->slices = row->split == SPLIT_NONE ? 1 : model_slices(cfg);                                          \
     row->places = 1;                                                                                         \
     row->in_block = PLACE_##place_ == PLACE_BLOCK;                                                           \
     row->place = has_cuts && row->split == SPLIT_NONE ? PLACE_ONCE : PLACE_##place_;                         \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
-    row->layers = tensor_is_absent(row) ? 0 : (row->in_block ? model_copies(cfg) : 1) * row->slices;         \
+    row->layers = tensor_is_absent(row) ? 0 : row->in_block ? model_copies(cfg) : 1;                         \
     row->repeats = model_copy_repeats(cfg);                                                                  \
     row->uses = tensor_is_absent(row) ? 0 : row->in_block ? cfg.L : 1;                                       \
     row->first_layer = 0;                                                                                    \
@@ -536,7 +522,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     row++;
     MODEL_PARAMETERS(MODEL_ROW_)
 #undef MODEL_ROW_
-    return tensor_place_groups(rows, MODEL_PARAMETER_ROWS, model_blocks(cfg), frozen, shards);
+    return tensor_place_groups(rows, MODEL_PARAMETER_ROWS, model_copies(cfg), frozen, shards);
 }
 
 // Fills in the rows with every group in one part, as in files and in copies on the host.
@@ -586,26 +572,22 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     residuals = residuals < blocks ? residuals : blocks;
     const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
     const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
-    const int S = model_slices(cfg), of_slices = model_is_sliced(cfg) ? cfg.part.of_slices : 1;
-    const size_t token_slice = (N + (size_t)of_slices - 1) / (size_t)of_slices;
-    const size_t R = is_trained ? token_slice * (size_t)S : N, trained_R = is_trained ? R : 0;
-    const size_t traveling = (size_t)of_slices * R;
-    const size_t branch_rows = is_trained ? token_slice : N, decoded = is_trained ? 0 : 2 * chunk;
+    const size_t ranks = (size_t)model_tensor_ranks(cfg), R = is_trained ? model_stream_rows(cfg, N) : N,
+                 trained_R = is_trained ? R : 0, traveling = ranks * R, decoded = is_trained ? 0 : 2 * chunk;
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0, H = model_hidden_rows(cfg, N),
                  trained_H = is_trained ? H : 0, arriving = H;
     const int hidden = model_divides_experts(cfg) ? 1 : blocks;
     ModelWidths w = model_widths(cfg);
     if (!is_trained) { // every stage samples
         w.last_words = cfg.Vp;
-        w.all_words = model_is_sliced(cfg) ? cfg.Vp * w.of_slices : 0;
+        w.all_words = model_is_cut(cfg) ? cfg.Vp * (int)ranks : 0;
     }
     TensorRow* row = rows;
-#define MODEL_ROW_(name_, layers_, slices_, tokens_, kept_, cols_, dtype_, life_)                            \
+#define MODEL_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                     \
     row->name = #name_;                                                                                      \
     row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
-    row->slices = slices_;                                                                                   \
-    row->layers = tensor_is_absent(row) ? 0 : (recompute > RECOMPUTE_##kept_ ? 1 : layers_) * row->slices;   \
+    row->layers = tensor_is_absent(row) ? 0 : recompute > RECOMPUTE_##kept_ ? 1 : layers_;                   \
     row->split = SPLIT_NONE;                                                                                 \
     row->repeats = row->uses = 1;                                                                            \
     row->first_layer = first_block;                                                                          \
@@ -627,27 +609,24 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
 }
 
 // Return the number of groups (0: everything outside of blocks; 1 + k: block k), the lowest layer
-// that uses group g, and the group of slice i of layer l.
-static inline int model_groups(ModelConfig cfg) { return 1 + model_blocks(cfg); }
+// that uses group g, and the group of layer l.
+static inline int model_groups(ModelConfig cfg) { return 1 + model_copies(cfg); }
 static inline int model_group_layer(ModelConfig cfg, int g) {
-    return tensor_group_copy(g) / model_slices(cfg) * model_copy_repeats(cfg);
+    return tensor_group_copy(g) * model_copy_repeats(cfg);
 }
-static inline int model_group_of_slice(ModelConfig cfg, int l, int i) {
-    return 1 + model_copy(cfg, l) * model_slices(cfg) + i;
-}
+static inline int model_group(ModelConfig cfg, int l) { return 1 + model_copy(cfg, l); }
 
-// Return the pointers of slice i of layer l: .qkvw is its.
-static inline ModelParameters model_parameters_at_slice(ModelParameters all, const TensorRow* rows, int l,
-                                                        int i) {
+// Return the pointers of layer l: .qkvw is its.
+static inline ModelParameters model_parameters_at_layer(ModelParameters all, const TensorRow* rows, int l) {
     for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
-        tensor_advance(&all, &rows[row], tensor_copy_of_slice(&rows[row], l, i));
+        tensor_advance(&all, &rows[row], tensor_copy(&rows[row], l));
     }
     return all;
 }
-static inline ModelActivations model_activations_at_slice(ModelActivations all, const TensorRow* rows, int l,
-                                                          int i) {
+static inline ModelActivations model_activations_at_layer(ModelActivations all, const TensorRow* rows,
+                                                          int l) {
     for (int row = 0; row < MODEL_ACTIVATION_ROWS; row++) {
-        tensor_advance(&all, &rows[row], tensor_copy_of_slice(&rows[row], l, i));
+        tensor_advance(&all, &rows[row], tensor_copy(&rows[row], l));
     }
     return all;
 }
@@ -662,21 +641,12 @@ static inline ModelActivations model_activations_of(ModelActivations all, const 
     return all;
 }
 
-// Return the pointers of layer l, and of its first slice.
-static inline ModelParameters model_parameters_at_layer(ModelParameters all, const TensorRow* rows, int l) {
-    return model_parameters_at_slice(all, rows, l, 0);
-}
-static inline ModelActivations model_activations_at_layer(ModelActivations all, const TensorRow* rows,
-                                                          int l) {
-    return model_activations_at_slice(all, rows, l, 0);
-}
-
-// Returns the pointers of slice i of layer l, whose block is block k in memory.
+// Returns the pointers of layer l, whose block is block k in memory.
 static inline ModelParameters model_parameters_in_block(ModelParameters all, const TensorRow* rows, int l,
-                                                        int i, int k) {
+                                                        int k) {
     for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
         const int is_block = rows[row].place == PLACE_BLOCK;
-        tensor_advance(&all, &rows[row], is_block ? k : tensor_copy_of_slice(&rows[row], l, i));
+        tensor_advance(&all, &rows[row], is_block ? k : tensor_copy(&rows[row], l));
     }
     return all;
 }
@@ -689,10 +659,10 @@ static inline int model_padded_vocab(int V) {
     return (V + MODEL_VOCAB_ALIGN - 1) / MODEL_VOCAB_ALIGN * MODEL_VOCAB_ALIGN;
 }
 
-// Returns the padded vocabulary of a model of s slices, each a multiple of 16 words.
-static inline int model_padded_vocab_of_slices(int V, int s) {
+// Returns the padded vocabulary of a model that t ranks cut into multiples of 16 rows.
+static inline int model_padded_vocab_of_ranks(int V, int t) {
     int step = MODEL_VOCAB_ALIGN;
-    while (step % (16 * s)) {
+    while (step % (16 * t)) {
         step += MODEL_VOCAB_ALIGN;
     }
     return (V + step - 1) / step * step;
@@ -764,9 +734,9 @@ static inline size_t model_rows_in_files(const TensorRow* row, ModelConfig cfg) 
     return row->init == INIT_VOCAB && row->rows > (size_t)cfg.V ? (size_t)cfg.V : row->rows;
 }
 
-// Returns those of copy k, which may be a slice.
-static inline size_t model_rows_of_copy(const TensorRow* row, ModelConfig cfg, int k) {
-    const size_t first = (size_t)(cfg.part.first_slice + tensor_slice(row, k)) * row->rows, V = (size_t)cfg.V,
+// Returns the same of a tensor rank's part.
+static inline size_t model_rows_of_part(const TensorRow* row, ModelConfig cfg) {
+    const size_t first = (size_t)cfg.part.tensor_rank * row->rows, V = (size_t)cfg.V,
                  used = first < V ? V - first : 0;
     return row->init == INIT_VOCAB && used < row->rows ? used : row->rows;
 }

@@ -5,11 +5,9 @@ A row is one line of a table of model.h with its sizes filled in. Struct members
 files and reports are loops over rows; nothing here knows a tensor by its name.
 
     copies   of a tensor in memory; layers may share one, or take turns with several
-    slices   equal parts of a tensor of a layer, each in a copy of its own (part.h)
     groups   parameters that are gathered, reduced and updated together: group 0 is everything
              outside of blocks, group 1 + k is block k
-    blocks   a layer's parameters; of a model with slices, one slice of them: block k S + i is slice
-             i of layer k, if memory has S slices
+    blocks   parameters of a layer
 */
 #ifndef LLMC_TENSORS_H
 #define LLMC_TENSORS_H
@@ -44,8 +42,8 @@ typedef enum {
 // Places in memory: outside of blocks, or in each block of parameters.
 typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 
-// Cuts of a tensor into slices: none; by heads, in each of its matrices of queries, keys and
-// values; by rows of each of its equal matrices; by columns; by words of the vocabulary. In a model
+// Cuts of a tensor among tensor ranks: none; by heads, in each of its matrices of queries, keys and
+// values; by rows of each of its equal matrices; by columns; by rows of the vocabulary. In a model
 // whose experts are divided: none, or whole experts.
 typedef enum { SPLIT_NONE, SPLIT_HEADS, SPLIT_ROWS, SPLIT_COLS, SPLIT_WORDS, SPLIT_EXPERTS } TensorSplit;
 
@@ -60,9 +58,7 @@ typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER, LIVE_PASS, LIVE_SENT } 
 #define TENSOR_ALIGN 128
 typedef struct {
     const char* name;
-    // copies in memory: 1 if all layers share one, 2 if they take turns; times its slices
-    int layers;
-    int slices; // of a layer in memory; 1: it is whole
+    int layers; // copies in memory: 1 if all layers share one, 2 if they take turns
     // activations only: micro-batches that need it at a time (pipeline.h), which take turns; each
     // has copies of all layers
     int places;
@@ -229,23 +225,19 @@ static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int c
     }
 }
 
-// Returns copy k of a tensor in `memory`: layer k's if layers share none and are whole.
+// Returns copy k of a tensor in `memory`: layer k's if layers share none.
 static inline void* tensor_at_layer(const TensorRow* row, const void* memory, int k) {
     return (char*)memory + row->offset_bytes + (size_t)k * row->layer_bytes;
 }
 
-// Returns the copy of slice i of a tensor that layer l uses, counted from first_layer; 0 if it is
-// absent. A whole tensor has only itself.
-static inline int tensor_copy_of_slice(const TensorRow* row, int l, int i) {
-    const int kept = l > row->first_layer ? l - row->first_layer : 0, slice = row->slices > 1 ? i : 0;
-    return row->layers > 0 ? (kept / row->repeats * row->slices + slice) % row->layers : 0;
+// Returns the copy of a tensor that layer l uses, counted from first_layer; 0 if it is absent.
+static inline int tensor_copy(const TensorRow* row, int l) {
+    const int kept = l > row->first_layer ? l - row->first_layer : 0;
+    return row->layers > 0 ? kept / row->repeats % row->layers : 0;
 }
 
-static inline int tensor_copy(const TensorRow* row, int l) { return tensor_copy_of_slice(row, l, 0); }
-
-// Return the lowest layer that uses copy k, and which slice it is.
-static inline int tensor_lowest_layer(const TensorRow* row, int k) { return k / row->slices * row->repeats; }
-static inline int tensor_slice(const TensorRow* row, int k) { return k % row->slices; }
+// Returns the lowest layer that uses copy k.
+static inline int tensor_lowest_layer(const TensorRow* row, int k) { return k * row->repeats; }
 
 // ---- groups of parameters ----
 
@@ -264,7 +256,7 @@ static inline int tensor_first_copy_in_group(const TensorRow* row, int g) {
     return row->place == PLACE_BLOCK ? tensor_group_copy(g) : 0;
 }
 
-// Returns the group of a parameter of layer l, which is not sliced.
+// Returns the group of a parameter of layer l.
 static inline int tensor_group(const TensorRow* row, int l) {
     return row->place == PLACE_BLOCK ? 1 + tensor_copy(row, l) : 0;
 }

@@ -391,7 +391,7 @@ static inline void activation_backward_codes(E4m3Rows codes, T* dpre, const T* d
     assert(activation_aligned_(dpre, dact, pre));
     if (threads == 0) {
         activation_backward(dpre, dact, pre, N, F, kind, gpu);
-        e4m3_rows(codes, (const T*)dpre, rows, cols * (kind == ACTIVATION_SWIGLU ? 2 : 1), gpu);
+        e4m3_rows(codes, (const T*)dpre, rows, cols * activation_gates(kind), gpu);
         return;
     }
     switch (kind) {

@@ -22,14 +22,14 @@ attention.h -- causal multi-head self-attention: the contract, and the CPU versi
 
 Both passes set their outputs.
 
-Of sequences that are divided among ranks (token_chunks.h) a rank has the queries of its chunks; the
-functions called `gathered` get the keys and values of all W tokens of each sequence besides:
+If sequences are divided among ranks (token_chunks.h), a rank has the queries of its chunks, and
+gathered keys and values of all W tokens of each sequence:
 
     kv, dkv       (B, W, 2K)          K = KV*HS columns of keys, then as many of values
 
-Tensors with T are those of the rank's tokens; `starts` is (B, W). Keys and values
-in qkv are not read, and their gradients in dqkv not set: dkv has those of all tokens, from the
-rank's queries. For each query the bits are those of the whole sequence.
+Tensors with T then have the rank's tokens, and `starts` is (B, W). Keys and values in qkv are not
+read, and their gradients in dqkv are not set: dkv has the gradients of all tokens, from the rank's
+queries. The bits of each query are the same as in a whole sequence.
 
 As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at
 a time, and the backward pass recomputes them from lse. The forward pass has those of a tile of
@@ -169,6 +169,34 @@ static inline double attention_backward_bytes(AttentionSizes sizes, double eleme
     return tokens * ((queries + keys) * element_bytes + (4 + 2 * 8) * sizes.NH);
 }
 
+// Arrays that both passes read, and that the forward pass sets.
+typedef struct {
+    AttentionSizes sizes;
+    const int* starts; // or NULL
+    const float* qkv;
+    const float* kv; // gathered keys and values; NULL: those in qkv
+    float *out, *lse;
+} AttentionPass;
+
+// Arrays that the backward pass reads besides, and that it sets.
+typedef struct {
+    const float* dout;
+    float *dqkv, *dkv; // dkv: with gathered keys
+} AttentionGradients;
+
+// Return the first row of keys, and the distance between two.
+static inline const float* attention_pass_keys(const AttentionPass* pass) {
+    return pass->kv ? pass->kv : pass->qkv + attention_queries_size(pass->sizes);
+}
+static inline size_t attention_pass_key_stride(const AttentionPass* pass) {
+    return pass->kv ? 2 * (size_t)attention_keys_size(pass->sizes) : (size_t)attention_qkv_size(pass->sizes);
+}
+
+// Returns the gradient of the first row of keys.
+static inline float* attention_pass_dkeys(const AttentionPass* pass, const AttentionGradients* d) {
+    return pass->kv ? d->dkv : d->dqkv + attention_queries_size(pass->sizes);
+}
+
 // Returns the offset of key u of the first row in row_p; rows are ATTENTION_KEYS apart.
 static inline size_t attention_at_(int u) {
     return (size_t)(u / ATTENTION_KEYS) * MATMUL_TILE_ROWS * ATTENTION_KEYS + u % ATTENTION_KEYS;
@@ -201,26 +229,28 @@ static inline int attention_from_(const int* starts, int t0) {
     return attention_start_(starts, t0) / ATTENTION_SKIP * ATTENTION_SKIP;
 }
 
-// Sets scores(rows, keys) = left(rows, HS) right(keys, HS)^T, up to the end of the last panel; rows
-// are `row` and `left_row` apart.
-static inline void attention_scores_(float* scores, size_t row, const float* left, size_t left_row,
-                                     const float* right_by_key, int rows, int keys, int HS) {
-    const Matrix m = {left, left_row, 1};
+// Rows of a matrix that is set or added to, `stride` apart.
+typedef struct {
+    float* data;
+    size_t stride;
+    int count;
+} AttentionRows_;
+
+// Sets scores(rows, keys) = left(rows, HS) right(keys, HS)^T, up to the end of the last panel.
+static inline void attention_scores_(AttentionRows_ scores, Matrix left, const float* right_by_key, int keys,
+                                     int HS) {
     for (int u = 0; u < keys; u += MATMUL_TILE_COLS) {
-        matmul_rows(scores + u, row, rows, MATMUL_TILE_COLS, m, right_by_key + (size_t)u * HS, HS, NULL,
-                    GRADIENT_SET);
+        matmul_rows(scores.data + u, scores.stride, scores.count, MATMUL_TILE_COLS, left,
+                    right_by_key + (size_t)u * HS, HS, NULL, GRADIENT_SET);
     }
 }
 
-// Sets or adds to out(rows, HS) weights(rows, keys) right(keys, HS); rows are `row` and
-// `weights_row` apart. `right_by_dim` points at the first key in the first panel; panels are
-// `capacity` keys apart.
-static inline void attention_mix_(float* out, size_t row, const float* weights, size_t weights_row,
-                                  const float* right_by_dim, int capacity, int rows, int keys, int HS,
-                                  GradientMode mode) {
-    const Matrix m = {weights, weights_row, 1};
+// Sets or adds to out(rows, HS) weights(rows, keys) right(keys, HS). `right_by_dim` points at the
+// first key in the first panel; panels are `capacity` keys apart.
+static inline void attention_mix_(AttentionRows_ out, Matrix weights, const float* right_by_dim, int capacity,
+                                  int keys, int HS, GradientMode mode) {
     for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
-        matmul_rows(out + d, row, rows, int_min(MATMUL_TILE_COLS, HS - d), m,
+        matmul_rows(out.data + d, out.stride, out.count, int_min(MATMUL_TILE_COLS, HS - d), weights,
                     right_by_dim + (size_t)capacity * d, keys, NULL, mode);
     }
 }
@@ -296,9 +326,10 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, Attent
     const int HS = head->HS, rows = tile.count, keys = tile.t0 + rows,
               from = attention_from_(head->starts, tile.t0);
     const float scale = head->scale;
+    const Matrix queries = {head->q + tile.row * head->stride, head->stride, 1};
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
-        attention_scores_(s->row_p + attention_at_(u), ATTENTION_KEYS, head->q + tile.row * head->stride,
-                          head->stride, s->k_by_key + (size_t)u * HS, rows, attention_block_end_(u, keys) - u,
+        const AttentionRows_ scores = {s->row_p + attention_at_(u), ATTENTION_KEYS, rows};
+        attention_scores_(scores, queries, s->k_by_key + (size_t)u * HS, attention_block_end_(u, keys) - u,
                           HS);
     }
     float inverse[MATMUL_TILE_ROWS];
@@ -312,9 +343,10 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, Attent
     }
     float* out = head->out + tile.row * stride;
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
-        attention_mix_(out, stride, s->row_p + attention_at_(u), ATTENTION_KEYS,
-                       s->v_by_dim + (size_t)u * MATMUL_TILE_COLS, head->capacity, rows,
-                       attention_block_end_(u, keys) - u, HS, u == from ? GRADIENT_SET : GRADIENT_ADD);
+        const Matrix p = {s->row_p + attention_at_(u), ATTENTION_KEYS, 1};
+        attention_mix_((AttentionRows_){out, stride, rows}, p, s->v_by_dim + (size_t)u * MATMUL_TILE_COLS,
+                       head->capacity, attention_block_end_(u, keys) - u, HS,
+                       u == from ? GRADIENT_SET : GRADIENT_ADD);
     }
     for (int i = 0; i < rows; i++) {
         for (int d = 0; d < HS; d++) {
@@ -323,11 +355,7 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, Attent
     }
 }
 
-void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, AttentionSizes sizes,
-                           AttentionScratch* scratch);
-
-void attention_gathered_forward_cpu(float* out, float* lse, const float* qkv, const float* kv,
-                                    const int* starts, AttentionSizes sizes, AttentionScratch* scratch);
+void attention_forward_cpu(const AttentionPass* pass, AttentionScratch* scratch);
 
 // ---- backward ----
 
@@ -335,13 +363,8 @@ void attention_gathered_forward_cpu(float* out, float* lse, const float* qkv, co
 // its share, while `groups` busy ones would take as long as one group does.
 static inline int attention_backward_divides(int groups, int threads) { return 7 * groups < 5 * threads; }
 
-void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                            const float* lse, const int* starts, AttentionSizes sizes,
+void attention_backward_cpu(const AttentionGradients* d, const AttentionPass* pass,
                             AttentionScratch* scratch);
-
-void attention_gathered_backward_cpu(float* dqkv, float* dkv, const float* dout, const float* qkv,
-                                     const float* kv, const float* out, const float* lse, const int* starts,
-                                     AttentionSizes sizes, AttentionScratch* scratch);
 
 // ---- keys and values of earlier tokens ----
 
@@ -462,34 +485,37 @@ ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, Attentio
     }
 }
 
-// Inputs and outputs of a pass over all heads; gradients and dout are NULL in the forward pass.
+// A pass over all heads; d is NULL in the forward pass.
 typedef struct {
     AttentionSizes sizes;
-    const float *qkv, *kv, *dout;
-    const int* starts;
-    float *out, *lse, *dqkv, *dkv;
-    size_t key_stride; // between rows of kv, and of dkv
+    const AttentionPass* pass;
+    const AttentionGradients* d;
     AttentionScratch* scratch;
-} AttentionPassCpu_;
+} AttentionHeads_;
 
 // Returns head `index` of B * NH, with the scratch of this thread.
-static AttentionHeadCpu_ attention_head_cpu_(const AttentionPassCpu_* pass, int index) {
-    const AttentionSizes sizes = pass->sizes;
+static AttentionHeadCpu_ attention_head_cpu_(const AttentionHeads_* heads, int index) {
+    const AttentionPass* pass = heads->pass;
+    const AttentionGradients* d = heads->d;
+    const AttentionSizes sizes = heads->sizes;
     const int b = index / sizes.NH, h = index % sizes.NH, HS = sizes.HS, group = attention_group(sizes);
     const size_t first = (size_t)b * sizes.T, stride = (size_t)attention_qkv_size(sizes),
                  Q = (size_t)attention_queries_size(sizes), KHS = (size_t)attention_keys_size(sizes),
                  q = first * stride + (size_t)h * HS, out = first * Q + (size_t)h * HS,
-                 k = (size_t)b * attention_keys(sizes) * pass->key_stride + (size_t)(h / group) * HS;
+                 key_stride = attention_pass_key_stride(pass),
+                 k = (size_t)b * attention_keys(sizes) * key_stride + (size_t)(h / group) * HS;
+    const float* keys = attention_pass_keys(pass) + k;
+    float* dkeys = d ? attention_pass_dkeys(pass, d) + k : NULL;
     const AttentionHeadCpu_ head = {.sizes = sizes,
                                     .q = pass->qkv + q,
-                                    .k = pass->kv + k,
-                                    .v = pass->kv + k + KHS,
-                                    .dout = pass->dout ? pass->dout + out : NULL,
+                                    .k = keys,
+                                    .v = keys + KHS,
+                                    .dout = d ? d->dout + out : NULL,
                                     .out = pass->out + out,
                                     .lse = pass->lse + (size_t)index * sizes.T,
-                                    .dq = pass->dqkv ? pass->dqkv + q : NULL,
-                                    .dk = pass->dkv ? pass->dkv + k : NULL,
-                                    .dv = pass->dkv ? pass->dkv + k + KHS : NULL,
+                                    .dq = d ? d->dqkv + q : NULL,
+                                    .dk = dkeys,
+                                    .dv = d ? dkeys + KHS : NULL,
                                     .starts = pass->starts ? pass->starts + (size_t)b * attention_keys(sizes)
                                                            : NULL,
                                     .HS = HS,
@@ -497,20 +523,28 @@ static AttentionHeadCpu_ attention_head_cpu_(const AttentionPassCpu_* pass, int 
                                     .is_whole = sizes.chunks.last == 0,
                                     .scale = 1.0f / sizes.root,
                                     .stride = stride,
-                                    .key_stride = pass->key_stride,
+                                    .key_stride = key_stride,
                                     .out_stride = Q,
-                                    .capacity = int_round_up(pass->scratch->T, ATTENTION_KEYS),
-                                    .scratch = &pass->scratch->of_thread[thread_index()]};
+                                    .capacity = int_round_up(heads->scratch->T, ATTENTION_KEYS),
+                                    .scratch = &heads->scratch->of_thread[thread_index()]};
     return head;
 }
 
-static void attention_forward_pass_(const AttentionPassCpu_* pass) {
+static void attention_check_(const AttentionPass* pass, const AttentionScratch* scratch) {
+    assert(attention_keys(pass->sizes) <= scratch->T && pass->sizes.HS == scratch->HS);
+    assert(pass->sizes.NH % pass->sizes.KV == 0 && (pass->kv || pass->sizes.chunks.last == 0));
+    (void)pass;
+    (void)scratch;
+}
+
+void attention_forward_cpu(const AttentionPass* pass, AttentionScratch* scratch) {
     const AttentionSizes sizes = pass->sizes;
+    const AttentionHeads_ heads = {sizes, pass, NULL, scratch};
     const int W = attention_keys(sizes), HS = sizes.HS;
-    assert(W <= pass->scratch->T && HS == pass->scratch->HS && sizes.NH % sizes.KV == 0);
+    attention_check_(pass, scratch);
 #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < sizes.B * sizes.NH; h++) {
-        const AttentionHeadCpu_ head = attention_head_cpu_(pass, h);
+        const AttentionHeadCpu_ head = attention_head_cpu_(&heads, h);
         const AttentionScratch_* s = head.scratch;
         attention_pack_by_key_(s->k_by_key, head.k, head.key_stride, 0, W, HS);
         attention_pack_by_dim_(s->v_by_dim, head.v, head.key_stride, W, head.capacity, HS);
@@ -520,33 +554,6 @@ static void attention_forward_pass_(const AttentionPassCpu_* pass) {
             attention_forward_tile_(&head, tile);
         }
     }
-}
-
-void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, AttentionSizes sizes,
-                           AttentionScratch* scratch) {
-    const AttentionPassCpu_ pass = {.sizes = sizes,
-                                    .qkv = qkv,
-                                    .kv = qkv + attention_queries_size(sizes),
-                                    .starts = starts,
-                                    .out = out,
-                                    .lse = lse,
-                                    .key_stride = (size_t)attention_qkv_size(sizes),
-                                    .scratch = scratch};
-    assert(sizes.chunks.last == 0);
-    attention_forward_pass_(&pass);
-}
-
-void attention_gathered_forward_cpu(float* out, float* lse, const float* qkv, const float* kv,
-                                    const int* starts, AttentionSizes sizes, AttentionScratch* scratch) {
-    const AttentionPassCpu_ pass = {.sizes = sizes,
-                                    .qkv = qkv,
-                                    .kv = kv,
-                                    .starts = starts,
-                                    .out = out,
-                                    .lse = lse,
-                                    .key_stride = 2 * (size_t)attention_keys_size(sizes),
-                                    .scratch = scratch};
-    attention_forward_pass_(&pass);
 }
 
 // Square of a block of queries and keys u0 ... u1-1.
@@ -588,15 +595,15 @@ static void attention_backward_scores_(const AttentionHeadCpu_* head, const Atte
     AttentionQueries_ tile;
     for (int i = 0; i < x->block.count; i += tile.count) {
         tile = attention_tile(&x->block, i);
-        attention_scores_(s->p + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
-                          head->q + tile.row * head->stride, head->stride, s->k_by_key + right, tile.count,
-                          attention_tile_keys_(x, tile), HS);
+        const AttentionRows_ p = {s->p + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE, tile.count};
+        const Matrix q = {head->q + tile.row * head->stride, head->stride, 1};
+        attention_scores_(p, q, s->k_by_key + right, attention_tile_keys_(x, tile), HS);
     }
     for (int i = 0; i < x->block.count; i += tile.count) {
         tile = attention_tile(&x->block, i);
-        attention_scores_(s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
-                          head->dout + tile.row * stride, stride, s->v_by_key + right, tile.count,
-                          attention_tile_keys_(x, tile), HS);
+        const AttentionRows_ dp = {s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE, tile.count};
+        const Matrix dout = {head->dout + tile.row * stride, stride, 1};
+        attention_scores_(dp, dout, s->v_by_key + right, attention_tile_keys_(x, tile), HS);
     }
     for (int i = 0; i < x->block.count; i += tile.count) {
         tile = attention_tile(&x->block, i);
@@ -613,9 +620,9 @@ static void attention_backward_queries_(const AttentionHeadCpu_* head, const Att
         tile = attention_tile(&x->block, i);
         const int keys = attention_tile_keys_(x, tile);
         if (keys > 0) {
-            attention_mix_(head->dq + tile.row * head->stride, head->stride,
-                           s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
-                           s->k_by_dim + (size_t)x->u0 * MATMUL_TILE_COLS, head->capacity, tile.count, keys,
+            const AttentionRows_ dq = {head->dq + tile.row * head->stride, head->stride, tile.count};
+            const Matrix ds = {s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE, 1};
+            attention_mix_(dq, ds, s->k_by_dim + (size_t)x->u0 * MATMUL_TILE_COLS, head->capacity, keys,
                            head->HS, mode);
         }
     }
@@ -704,10 +711,10 @@ static void attention_backward_clear_(const AttentionHeadCpu_* head, const Atten
 }
 
 // Computes a part for all heads of group `index` of B * KV, one after the other.
-static void attention_backward_group_(const AttentionPassCpu_* pass, int index, AttentionPart_ part) {
-    const int T = pass->sizes.T, group = attention_group(pass->sizes);
+static void attention_backward_group_(const AttentionHeads_* heads, int index, AttentionPart_ part) {
+    const int T = heads->sizes.T, group = attention_group(heads->sizes);
     for (int h = index * group; h < (index + 1) * group; h++) {
-        const AttentionHeadCpu_ head = attention_head_cpu_(pass, h);
+        const AttentionHeadCpu_ head = attention_head_cpu_(heads, h);
         if (head.is_first) {
             attention_backward_pack_(&head, &part);
         }
@@ -716,19 +723,19 @@ static void attention_backward_group_(const AttentionPassCpu_* pass, int index, 
         }
         AttentionQueries_ block;
         for (int row = 0; row < T; row += block.count) {
-            block = attention_queries_(pass->sizes, row, ATTENTION_SQUARE);
+            block = attention_queries_(heads->sizes, row, ATTENTION_SQUARE);
             attention_backward_block_(&head, block, &part);
         }
     }
 }
 
 // Computes dq of ATTENTION_SQUARE queries of head `index` of B * NH, from `row` on.
-static void attention_backward_head_queries_(const AttentionPassCpu_* pass, int index, int row) {
-    const AttentionHeadCpu_ head = attention_head_cpu_(pass, index);
-    const int end = int_min(row + ATTENTION_SQUARE, pass->sizes.T);
+static void attention_backward_head_queries_(const AttentionHeads_* heads, int index, int row) {
+    const AttentionHeadCpu_ head = attention_head_cpu_(heads, index);
+    const int end = int_min(row + ATTENTION_SQUARE, heads->sizes.T);
     AttentionQueries_ block;
     for (; row < end; row += block.count) {
-        block = attention_queries_(pass->sizes, row, ATTENTION_SQUARE);
+        block = attention_queries_(heads->sizes, row, ATTENTION_SQUARE);
         block.count = int_min(block.count, end - row);
         const AttentionPart_ part = {attention_block_from_(&head, block.t0), block.t0 + block.count, 1, 0};
         attention_backward_pack_(&head, &part);
@@ -736,9 +743,9 @@ static void attention_backward_head_queries_(const AttentionPassCpu_* pass, int 
     }
 }
 
-// Divides a pass by keys for dk and dv, then by queries for dq.
-static void attention_backward_divided_(const AttentionPassCpu_* pass) {
-    const AttentionSizes sizes = pass->sizes;
+// Divides a backward pass by keys for dk and dv, then by queries for dq.
+static void attention_backward_divided_(const AttentionHeads_* heads) {
+    const AttentionSizes sizes = heads->sizes;
     const int W = attention_keys(sizes), key_blocks = int_ceil_div(W, ATTENTION_SQUARE),
               blocks = int_ceil_div(sizes.T, ATTENTION_SQUARE);
 #pragma omp parallel
@@ -747,64 +754,29 @@ static void attention_backward_divided_(const AttentionPassCpu_* pass) {
         for (int i = 0; i < sizes.B * sizes.KV * key_blocks; i++) {
             const int u = i % key_blocks * ATTENTION_SQUARE;
             const AttentionPart_ part = {u, int_min(u + ATTENTION_SQUARE, W), 0, 1};
-            attention_backward_group_(pass, i / key_blocks, part);
+            attention_backward_group_(heads, i / key_blocks, part);
         }
 #pragma omp for schedule(dynamic)
         // the last queries see the most keys
         for (int i = 0; i < sizes.B * sizes.NH * blocks; i++) {
-            attention_backward_head_queries_(pass, i / blocks, (blocks - 1 - i % blocks) * ATTENTION_SQUARE);
+            attention_backward_head_queries_(heads, i / blocks, (blocks - 1 - i % blocks) * ATTENTION_SQUARE);
         }
     }
 }
 
-static void attention_backward_pass_(const AttentionPassCpu_* pass) {
-    const AttentionSizes sizes = pass->sizes;
-    const int W = attention_keys(sizes), groups = sizes.B * sizes.KV;
-    assert(W <= pass->scratch->T && sizes.HS == pass->scratch->HS && sizes.NH % sizes.KV == 0);
+void attention_backward_cpu(const AttentionGradients* d, const AttentionPass* pass,
+                            AttentionScratch* scratch) {
+    const AttentionHeads_ heads = {pass->sizes, pass, d, scratch};
+    const int groups = pass->sizes.B * pass->sizes.KV;
+    attention_check_(pass, scratch);
     if (attention_backward_divides(groups, threads_max())) {
-        attention_backward_divided_(pass);
+        attention_backward_divided_(&heads);
         return;
     }
 #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < groups; i++) {
-        attention_backward_group_(pass, i, (AttentionPart_){0, W, 1, 1});
+        attention_backward_group_(&heads, i, (AttentionPart_){0, attention_keys(pass->sizes), 1, 1});
     }
-}
-
-void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                            const float* lse, const int* starts, AttentionSizes sizes,
-                            AttentionScratch* scratch) {
-    const int Q = attention_queries_size(sizes);
-    const AttentionPassCpu_ pass = {.sizes = sizes,
-                                    .qkv = qkv,
-                                    .kv = qkv + Q,
-                                    .dout = dout,
-                                    .starts = starts,
-                                    .out = (float*)out, // out and lse are only read
-                                    .lse = (float*)lse,
-                                    .dqkv = dqkv,
-                                    .dkv = dqkv + Q,
-                                    .key_stride = (size_t)attention_qkv_size(sizes),
-                                    .scratch = scratch};
-    assert(sizes.chunks.last == 0);
-    attention_backward_pass_(&pass);
-}
-
-void attention_gathered_backward_cpu(float* dqkv, float* dkv, const float* dout, const float* qkv,
-                                     const float* kv, const float* out, const float* lse, const int* starts,
-                                     AttentionSizes sizes, AttentionScratch* scratch) {
-    const AttentionPassCpu_ pass = {.sizes = sizes,
-                                    .qkv = qkv,
-                                    .kv = kv,
-                                    .dout = dout,
-                                    .starts = starts,
-                                    .out = (float*)out, // out and lse are only read
-                                    .lse = (float*)lse,
-                                    .dqkv = dqkv,
-                                    .dkv = dkv,
-                                    .key_stride = 2 * (size_t)attention_keys_size(sizes),
-                                    .scratch = scratch};
-    attention_backward_pass_(&pass);
 }
 
 void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count,

@@ -233,59 +233,46 @@ static inline void attention_cudnn_run_(const AttentionCudnn* a, const CudnnGrap
 }
 
 template <class X>
-static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts,
-                                     AttentionSizes sizes, const AttentionCudnn* a, const Gpu* gpu) {
-    if (starts || !attention_cudnn_takes_<X>(a, sizes)) {
-        attention_forward(out, lse, qkv, starts, sizes, &a->flash, gpu);
+static inline void attention_forward(const AttentionPassGpu<X>* pass, const AttentionCudnn* a,
+                                     const Gpu* gpu) {
+    if (pass->starts || pass->kv || !attention_cudnn_takes_<X>(a, pass->sizes)) {
+        attention_forward(pass, &a->flash, gpu);
         return;
     }
     // cuDNN's list of tensors is not const
-    X *q = const_cast<X*>(qkv), *k = q + attention_queries_size(sizes), *v = k + attention_keys_size(sizes);
-    attention_cudnn_run_(a, a->forward,
-                         {{CUDNN_Q, q}, {CUDNN_K, k}, {CUDNN_V, v}, {CUDNN_OUT, out}, {CUDNN_LSE, lse}}, gpu);
+    X* q = const_cast<X*>(pass->qkv);
+    X *k = q + attention_queries_size(pass->sizes), *v = k + attention_keys_size(pass->sizes);
+    attention_cudnn_run_(
+        a, a->forward,
+        {{CUDNN_Q, q}, {CUDNN_K, k}, {CUDNN_V, v}, {CUDNN_OUT, pass->out}, {CUDNN_LSE, pass->lse}}, gpu);
 }
 
 template <class X>
-static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, const X* qkv, const X* out,
-                                      const float* lse, const int* starts, AttentionSizes sizes,
-                                      GradientMode mode, AttentionCudnn* a, const Gpu* gpu) {
-    if (starts || !attention_cudnn_takes_<X>(a, sizes)) {
-        attention_backward(dqkv, dbias, dout, qkv, out, lse, starts, sizes, mode, &a->flash, gpu);
+static inline void attention_backward(const AttentionGradientsGpu<X>* d, const AttentionPassGpu<X>* pass,
+                                      AttentionCudnn* a, const Gpu* gpu) {
+    const AttentionSizes sizes = pass->sizes;
+    if (pass->starts || pass->kv || !attention_cudnn_takes_<X>(a, sizes)) {
+        attention_backward(d, pass, &a->flash, gpu);
         return;
     }
-    X* q = const_cast<X*>(qkv);
+    X* q = const_cast<X*>(pass->qkv);
     // first columns
     const int k = attention_queries_size(sizes), v = k + attention_keys_size(sizes);
     attention_cudnn_run_(a, a->backward,
                          {{CUDNN_Q, q},
                           {CUDNN_K, q + k},
                           {CUDNN_V, q + v},
-                          {CUDNN_OUT, const_cast<X*>(out)},
-                          {CUDNN_LSE, const_cast<float*>(lse)},
-                          {CUDNN_DOUT, const_cast<X*>(dout)},
-                          {CUDNN_DQ, dqkv},
-                          {CUDNN_DK, dqkv + k},
-                          {CUDNN_DV, dqkv + v}},
+                          {CUDNN_OUT, pass->out},
+                          {CUDNN_LSE, pass->lse},
+                          {CUDNN_DOUT, const_cast<X*>(d->dout)},
+                          {CUDNN_DQ, d->dqkv},
+                          {CUDNN_DK, d->dqkv + k},
+                          {CUDNN_DV, d->dqkv + v}},
                          gpu);
-    if (dbias.data) { // groups of at least 64 rows need no more floats than the tiles' sums
-        column_sums(dbias, a->flash.sums, (const X*)dqkv, sizes.B * sizes.T, attention_qkv_size(sizes), mode,
-                    gpu);
+    if (d->dbias.data) { // groups of at least 64 rows need no more floats than the tiles' sums
+        column_sums(d->dbias, a->flash.sums, (const X*)d->dqkv, sizes.B * sizes.T, attention_qkv_size(sizes),
+                    d->mode, gpu);
     }
-}
-
-// Gathered keys and values are for the own kernels.
-template <class X>
-static inline void attention_gathered_forward(X* out, float* lse, const X* qkv, const X* kv,
-                                              const int* starts, AttentionSizes sizes,
-                                              const AttentionCudnn* a, const Gpu* gpu) {
-    attention_gathered_forward(out, lse, qkv, kv, starts, sizes, &a->flash, gpu);
-}
-
-template <class X>
-static inline void attention_gathered_backward(X* dqkv, X* dkv, const X* dout, const X* qkv, const X* kv,
-                                               const X* out, const float* lse, const int* starts,
-                                               AttentionSizes sizes, AttentionCudnn* a, const Gpu* gpu) {
-    attention_gathered_backward(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, &a->flash, gpu);
 }
 
 #endif

@@ -9,16 +9,14 @@ the same for any number of them. Without autotuning attention is by mma. With --
 only tilings race. `auto` is mma until a GPU has run the others. Sequences of fewer than
 ATTENTION_RACE_KEYS keys are not worth a race.
 
-    attention_raced_forward     sets out, lse
-    attention_raced_backward    sets dqkv, and dkv or dbias, which it may also add to, once
-
-kv are gathered keys and values, or NULL: those in qkv.
+    attention_raced_forward     attention_forward
+    attention_raced_backward    attention_backward, which may also add to dbias, once
 */
 #ifndef LLMC_ATTENTION_RACE_CUH
 #define LLMC_ATTENTION_RACE_CUH
 
 #include "llmc/ops/attention.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_race.cuh"
 
 enum { ATTENTION_RACE_KEYS = 256 };
 
@@ -48,36 +46,26 @@ static inline MatmulRace attention_race_(AttentionRaceOf_ pass, AttentionSizes s
 }
 
 template <class X>
-static inline void attention_raced_forward(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
-                                           AttentionSizes sizes, AttentionGpu* attention, MatmulGpu* matmul) {
-    MatmulRace race = attention_race_<X>(ATTENTION_FORWARD_RACE, sizes, attention, matmul);
+static inline void attention_raced_forward(const AttentionPassGpu<X>* pass, AttentionGpu* attention,
+                                           MatmulGpu* matmul) {
+    MatmulRace race = attention_race_<X>(ATTENTION_FORWARD_RACE, pass->sizes, attention, matmul);
     do {
         attention_gpu_way(attention, race.way);
-        if (kv) {
-            attention_gathered_forward(out, lse, qkv, kv, starts, sizes, attention, matmul->gpu);
-        } else {
-            attention_forward(out, lse, qkv, starts, sizes, attention, matmul->gpu);
-        }
+        attention_forward(pass, attention, matmul->gpu);
     } while (matmul_race_continues(&race, matmul));
     attention_gpu_way(attention, 0);
 }
 
 template <class X>
-static inline void attention_raced_backward(X* dqkv, X* dkv, Gradient dbias, const X* dout, const X* qkv,
-                                            const X* kv, const X* out, const float* lse, const int* starts,
-                                            AttentionSizes sizes, GradientMode mode, AttentionGpu* attention,
+static inline void attention_raced_backward(const AttentionGradientsGpu<X>* d,
+                                            const AttentionPassGpu<X>* pass, AttentionGpu* attention,
                                             MatmulGpu* matmul) {
-    const Gradient none = {NULL, dbias.dtype};
-    MatmulRace race = attention_race_<X>(ATTENTION_BACKWARD_RACE, sizes, attention, matmul);
+    MatmulRace race = attention_race_<X>(ATTENTION_BACKWARD_RACE, pass->sizes, attention, matmul);
+    AttentionGradientsGpu<X> now = *d;
     do {
         attention_gpu_way(attention, race.way);
-        if (kv) {
-            attention_gathered_backward(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, attention,
-                                        matmul->gpu);
-        } else { // the last time adds to dbias
-            attention_backward(dqkv, matmul_race_is_over(&race) ? dbias : none, dout, qkv, out, lse, starts,
-                               sizes, mode, attention, matmul->gpu);
-        }
+        now.dbias.data = matmul_race_is_over(&race) ? d->dbias.data : NULL; // the last one adds
+        attention_backward(&now, pass, attention, matmul->gpu);
     } while (matmul_race_continues(&race, matmul));
     attention_gpu_way(attention, 0);
 }

@@ -11,6 +11,7 @@ lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 #include <float.h>
 
 #include "llmc/ops/attention.h"
+#include "llmc/ops/gradient.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
 
@@ -20,6 +21,37 @@ lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 // of these, with gathered keys. Kernels are compiled for each, because looking at documents, and at
 // chunks, needs registers.
 typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS, ATTENTION_GATHERED } AttentionMask;
+
+// Arrays that both passes read, and that the forward pass sets (attention.h).
+template <class X> struct AttentionPassGpu {
+    AttentionSizes sizes;
+    const int* starts; // or NULL
+    const X* qkv;
+    const X* kv; // gathered keys and values; NULL: those in qkv
+    X* out;
+    float* lse;
+};
+
+// Arrays that the backward pass reads besides, and that it sets. dbias is set or added to according
+// to `mode`, unless it has no data; it has none with gathered keys.
+template <class X> struct AttentionGradientsGpu {
+    const X* dout;
+    X *dqkv, *dkv; // dkv: with gathered keys
+    Gradient dbias;
+    GradientMode mode;
+};
+
+// Scratch of the backward pass. `rows` has (lse * ATTENTION_LOG2_E, delta) of every row of every
+// head; Tp is T rounded up to ATTENTION_ROW_ALIGN, and rows from T on in the last tile are zeros.
+// `sums` has the column sums of every tile of dqkv.
+typedef struct {
+    float2* rows; // (B, NH, Tp)
+    float* sums;  // (B, tiles, QKV)
+    size_t capacity, sums_capacity;
+    unsigned* taken; // counter of tiles, 0 between passes (attention_wgmma.cuh)
+    AttentionInstructions by;
+    int way; // with ATTENTION_RACED or ATTENTION_BY_WGMMA: see attention_gpu_way
+} AttentionFlash;
 
 // Arguments of all kernels. A block's index modulo `tiles` is its tile, the quotient its head, so
 // blocks that run at the same time share keys and values in the L2 cache.

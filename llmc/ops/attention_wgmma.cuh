@@ -25,7 +25,7 @@ The bits depend on the keys of a tile, not on its queries, nor on which block co
 //     STAGES   tiles of each stream          BLOCKS   on a multiprocessor
 //     FEWER    registers of threads that fill, MORE of those that compute
 //     OVERLAP  matmuls of two tiles of the stream run at a time
-//     EXTRA    bytes besides in each stage
+//     EXTRA    extra bytes in each stage
 template <int W_, int OWNED_, int COLS_, int GROUPS_, int STAGES_, int BLOCKS_, int FEWER_, int MORE_,
           int OVERLAP_, int EXTRA_>
 struct AttentionTiles {
@@ -236,7 +236,7 @@ __device__ inline void attention_fill_stream(const AttentionPipe& pipe, int stre
 }
 
 // Fills all that a block needs which owns queries, and streams keys and values; one warp calls it.
-// With two own tensors, out_map is that of dout.
+// With two own tensors, out_map maps dout.
 template <class Tiles, AttentionMask MASK>
 __device__ inline void attention_fill_all(AttentionPipe& pipe, const CUtensorMap* q_map,
                                           const CUtensorMap* out_map, const CUtensorMap* kv_map,
@@ -549,54 +549,51 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 
 // ---- launchers ----
 
-// Computes the forward pass; `taken` is 0 before and after. kv are gathered keys, or NULL.
 template <class Tiles, AttentionMask MASK, class X>
-static inline void attention_forward_wgmma(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
-                                           unsigned* taken, AttentionSizes sizes, AttentionSize size,
-                                           const Gpu* gpu) {
+static inline void attention_forward_wgmma(const AttentionPassGpu<X>* pass, const AttentionFlash* scratch,
+                                           AttentionSize size, const Gpu* gpu) {
+    const AttentionSizes sizes = pass->sizes;
     const unsigned tiles = attention_grid(&size, size.T, (size_t)sizes.B * sizes.NH, Tiles::ROWS),
                    most = (unsigned)(gpu->multiprocessors * Tiles::BLOCKS);
     const int QKV = attention_qkv_size(sizes), HS = sizes.HS, heads = sizes.NH + 2 * sizes.KV, B = sizes.B;
-    const CUtensorMap q_map = attention_map(qkv, heads, HS, sizes.T, QKV, B, Tiles::ROWS),
+    const CUtensorMap q_map = attention_map(pass->qkv, heads, HS, sizes.T, QKV, B, Tiles::ROWS),
                       kv_map = MASK == ATTENTION_GATHERED
-                                   ? attention_map(kv, 2 * sizes.KV, HS, attention_keys(sizes),
+                                   ? attention_map(pass->kv, 2 * sizes.KV, HS, attention_keys(sizes),
                                                    2 * (size_t)size.K, B, Tiles::COLS)
-                                   : attention_map(qkv, heads, HS, sizes.T, QKV, B, Tiles::COLS);
+                                   : attention_map(pass->qkv, heads, HS, sizes.T, QKV, B, Tiles::COLS);
     launch(attention_forward_wgmma_kernel<X, Tiles, MASK>, tiles < most ? tiles : most, Tiles::THREADS,
-           Tiles::BYTES, gpu, q_map, kv_map, out, lse, starts, taken, tiles, size);
+           Tiles::BYTES, gpu, q_map, kv_map, pass->out, pass->lse, pass->starts, scratch->taken, tiles, size);
 }
 
 template <class Tiles, class X>
-static inline void attention_forward_tiled_(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
-                                            unsigned* taken, AttentionSizes sizes, AttentionSize size,
-                                            const Gpu* gpu) {
+static inline void attention_forward_tiled_(const AttentionPassGpu<X>* pass, const AttentionFlash* scratch,
+                                            AttentionSize size, const Gpu* gpu) {
     if constexpr (ATTENTION_ROW_ALIGN % Tiles::ROWS == 0) {
-        if (kv) {
-            attention_forward_wgmma<Tiles, ATTENTION_GATHERED>(out, lse, qkv, kv, starts, taken, sizes, size,
-                                                               gpu);
+        if (pass->kv) {
+            attention_forward_wgmma<Tiles, ATTENTION_GATHERED>(pass, scratch, size, gpu);
             return;
         }
     }
-    const auto pass = starts ? attention_forward_wgmma<Tiles, ATTENTION_DOCUMENTS, X>
-                             : attention_forward_wgmma<Tiles, ATTENTION_CAUSAL, X>;
-    pass(out, lse, qkv, kv, starts, taken, sizes, size, gpu);
+    const auto forward = pass->starts ? attention_forward_wgmma<Tiles, ATTENTION_DOCUMENTS, X>
+                                      : attention_forward_wgmma<Tiles, ATTENTION_CAUSAL, X>;
+    forward(pass, scratch, size, gpu);
 }
 
-// Computes the forward pass with a certain tiling, or (-1) the one for these sizes. Chunks of
+// Computes the forward pass with a certain tiling, or the one for these sizes. Chunks of
 // gathered keys start at multiples of 128 queries, which three warpgroups do not divide; their
-// tiles of keys are those of the whole sequence with the same tiling, and so are the bits.
+// tiles of keys are the same as for the whole sequence with this tiling, and so are the bits.
 template <class X>
-static inline void attention_wgmma_forward(X* out, float* lse, const X* qkv, const X* kv, const int* starts,
-                                           unsigned* taken, int tiling, AttentionSizes sizes,
+static inline void attention_wgmma_forward(const AttentionPassGpu<X>* pass, const AttentionFlash* scratch,
                                            AttentionSize size, const Gpu* gpu) {
-    const int number = tiling >= 0 ? tiling : attention_wgmma_tiling(sizes, 0);
-    const auto pass = sizes.HS > 64       ? (number ? attention_forward_tiled_<AttentionForward128Apart, X>
-                                                    : attention_forward_tiled_<AttentionForward128, X>)
-                      : number == 1       ? (kv ? attention_forward_tiled_<AttentionForward64Long, X>
-                                                : attention_forward_tiled_<AttentionForward64Longer, X>)
-                      : number == 0 || kv ? attention_forward_tiled_<AttentionForward64, X>
-                                          : attention_forward_tiled_<AttentionForward64Three, X>;
-    pass(out, lse, qkv, kv, starts, taken, sizes, size, gpu);
+    const int number = scratch->way > 0 ? scratch->way - 1 : attention_wgmma_tiling(pass->sizes, 0);
+    const int gathered = pass->kv != NULL;
+    const auto forward = size.HS > 64  ? (number ? attention_forward_tiled_<AttentionForward128Apart, X>
+                                                 : attention_forward_tiled_<AttentionForward128, X>)
+                         : number == 1 ? (gathered ? attention_forward_tiled_<AttentionForward64Long, X>
+                                                   : attention_forward_tiled_<AttentionForward64Longer, X>)
+                         : number == 0 || gathered ? attention_forward_tiled_<AttentionForward64, X>
+                                                   : attention_forward_tiled_<AttentionForward64Three, X>;
+    forward(pass, scratch, size, gpu);
 }
 
 #endif

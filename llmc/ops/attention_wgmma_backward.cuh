@@ -492,52 +492,52 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 
 // ---- launchers ----
 
-// Launches both kernels; returns the number of tiles of a sequence. kv are gathered keys, or NULL.
+// Launches both kernels; returns the number of tiles of a sequence.
 template <class Queries, class Keys, AttentionMask MASK, class X>
-static inline int attention_backward_wgmma_(X* dqkv, X* dkv, float2* rows, float* sums, const X* dout,
-                                            const X* qkv, const X* kv, const X* out, const float* lse,
-                                            const int* starts, unsigned* taken, AttentionSizes sizes,
+static inline int attention_backward_wgmma_(const AttentionGradientsGpu<X>* d,
+                                            const AttentionPassGpu<X>* pass, const AttentionFlash* scratch,
                                             AttentionSize size, const Gpu* gpu) {
     static_assert(Queries::ROWS == Keys::ROWS && ATTENTION_ROW_ALIGN % Queries::ROWS == 0,
                   "room for rows and sums");
     constexpr int IS_GATHERED = MASK == ATTENTION_GATHERED;
+    const AttentionSizes sizes = pass->sizes;
     const int Tp = attention_padded(size.T), QKV = attention_qkv_size(sizes), HS = sizes.HS, T = sizes.T,
               heads = sizes.NH + 2 * sizes.KV, B = sizes.B, last = attention_keys(sizes);
-    const auto qkv_map = [=](int box) { return attention_map(qkv, heads, HS, T, (size_t)QKV, B, box); };
+    const auto qkv_map = [=](int box) { return attention_map(pass->qkv, heads, HS, T, (size_t)QKV, B, box); };
     const auto out_map = [=](int box) {
-        return attention_map(dout, sizes.NH, HS, T, (size_t)size.Q, B, box);
+        return attention_map(d->dout, sizes.NH, HS, T, (size_t)size.Q, B, box);
     };
     const auto kv_map = [=](int box) {
-        return IS_GATHERED ? attention_map(kv, 2 * sizes.KV, HS, last, 2 * (size_t)size.K, B, box)
+        return IS_GATHERED ? attention_map(pass->kv, 2 * sizes.KV, HS, last, 2 * (size_t)size.K, B, box)
                            : qkv_map(box);
     };
     const unsigned most = (unsigned)gpu->multiprocessors,
                    queries = attention_grid(&size, T, (size_t)B * sizes.NH, Queries::ROWS);
     launch(attention_query_grad_wgmma_kernel<X, Queries, MASK>, queries < most ? queries : most,
            Queries::THREADS, Queries::BYTES, gpu, qkv_map(Queries::ROWS), out_map(Queries::ROWS),
-           kv_map(Queries::COLS), dqkv, rows, sums, out, lse, starts, taken, queries, size, Tp);
+           kv_map(Queries::COLS), d->dqkv, scratch->rows, scratch->sums, (const X*)pass->out,
+           (const float*)pass->lse, pass->starts, scratch->taken, queries, size, Tp);
     const unsigned keys = attention_grid(&size, last, (size_t)B * sizes.KV, Keys::ROWS);
     launch(attention_key_grads_wgmma_kernel<X, Keys, MASK>, keys < most ? keys : most, Keys::THREADS,
-           Keys::BYTES, gpu, qkv_map(Keys::COLS), out_map(Keys::COLS), kv_map(Keys::ROWS), dqkv, dkv, sums,
-           (const float2*)rows, starts, taken, keys, size, Tp);
+           Keys::BYTES, gpu, qkv_map(Keys::COLS), out_map(Keys::COLS), kv_map(Keys::ROWS), d->dqkv, d->dkv,
+           scratch->sums, (const float2*)scratch->rows, pass->starts, scratch->taken, keys, size, Tp);
     return size.tiles;
 }
 
-// Computes the backward pass with a certain tiling, or (-1) the one for these sizes.
+// Computes the backward pass with a certain tiling, or the one for these sizes.
 template <class X>
-static inline int attention_wgmma_backward(X* dqkv, X* dkv, float2* rows, float* sums, const X* dout,
-                                           const X* qkv, const X* kv, const X* out, const float* lse,
-                                           const int* starts, unsigned* taken, int tiling,
-                                           AttentionSizes sizes, AttentionSize size, const Gpu* gpu) {
+static inline int attention_wgmma_backward(const AttentionGradientsGpu<X>* d, const AttentionPassGpu<X>* pass,
+                                           const AttentionFlash* scratch, AttentionSize size,
+                                           const Gpu* gpu) {
 #define ATTENTION_PASS_(Keys, MASK)                                                                          \
-    (sizes.HS > 64 ? attention_backward_wgmma_<AttentionQueries128, Keys, MASK, X>                           \
-     : tiling == 1 ? attention_backward_wgmma_<AttentionQueries64, AttentionKeys64Apart, MASK, X>            \
-                   : attention_backward_wgmma_<AttentionQueries64, AttentionKeys64, MASK, X>)
-    const auto pass = kv       ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_GATHERED)
-                      : starts ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_DOCUMENTS)
-                               : ATTENTION_PASS_(AttentionKeys128, ATTENTION_CAUSAL);
+    (size.HS > 64        ? attention_backward_wgmma_<AttentionQueries128, Keys, MASK, X>                     \
+     : scratch->way == 2 ? attention_backward_wgmma_<AttentionQueries64, AttentionKeys64Apart, MASK, X>      \
+                         : attention_backward_wgmma_<AttentionQueries64, AttentionKeys64, MASK, X>)
+    const auto backward = pass->kv       ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_GATHERED)
+                          : pass->starts ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_DOCUMENTS)
+                                         : ATTENTION_PASS_(AttentionKeys128, ATTENTION_CAUSAL);
 #undef ATTENTION_PASS_
-    return pass(dqkv, dkv, rows, sums, dout, qkv, kv, out, lse, starts, taken, sizes, size, gpu);
+    return backward(d, pass, scratch, size, gpu);
 }
 
 #endif

@@ -18,7 +18,7 @@ column_sums_finish adds them up. All orders are fixed: they follow from the size
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/gradient.h"
 
-// Partial sums: enough blocks for any GPU, little memory beside the rows.
+// Partial sums: enough blocks for any GPU, little memory compared with the rows.
 #define COLUMN_SUMS_FLOATS (256 << 10)
 #define COLUMN_SUMS_WARPS 8       // warps of the first kernel: rows that a block reads at a time
 #define COLUMN_SUMS_SLICES 32     // warps of the second kernel, which share the groups
@@ -79,6 +79,12 @@ __global__ void __launch_bounds__(32 * COLUMN_SUMS_WARPS)
     }
 }
 
+// Sums over groups of rows, of up to three vectors of C columns side by side in each row.
+template <class P> struct ColumnPartials {
+    const P* sums; // (groups, stride)
+    int groups, stride, C;
+};
+
 // Adds the sums over the groups, of up to three vectors side by side: blocks with blockIdx.y = i
 // compute vector i, from column i C on. Lane x of every warp sums column x; warp y sums groups y, y
 // + 32, ..., then the first warp adds up the results of all warps, in order.
@@ -86,10 +92,10 @@ __global__ void __launch_bounds__(32 * COLUMN_SUMS_WARPS)
 // moves  C in and out per vector, C in per group of each, mostly from L2. Bound by latency.
 // order  fixed.
 template <class G, class P>
-__global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P* partial, int groups,
-                                          int stride, int C, GradientMode mode) {
+__global__ void column_sums_finish_kernel(G* first, G* second, G* third, ColumnPartials<P> partial,
+                                          GradientMode mode) {
     SMEM_ARRAY(float, of_slice, [COLUMN_SUMS_SLICES][32]);
-    const int c = (int)(blockIdx.x * 32 + threadIdx.x);
+    const int c = (int)(blockIdx.x * 32 + threadIdx.x), C = partial.C;
     G* to = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
     if (!to) {
         return; // for the whole block: the caller does not want this vector
@@ -97,8 +103,8 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P
     float sum = 0;
     if (c < C) {
 #pragma unroll 8
-        for (int j = (int)threadIdx.y; j < groups; j += COLUMN_SUMS_SLICES) {
-            sum += to_float(partial[(size_t)j * stride + blockIdx.y * C + c]);
+        for (int j = (int)threadIdx.y; j < partial.groups; j += COLUMN_SUMS_SLICES) {
+            sum += to_float(partial.sums[(size_t)j * partial.stride + blockIdx.y * C + c]);
         }
     }
     of_slice[threadIdx.y][threadIdx.x] = sum;
@@ -113,19 +119,18 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P
 }
 
 // Sets or adds to `count` vectors, one to three, of C columns each and of the same type; NULL is
-// skipped. Each row of `partial` (groups, stride) has the sums of the first vector, then of the
-// second, ... T is the type of the weights, P the type of the partial sums.
+// skipped. T is the type of the weights.
 template <class T, class P>
-static inline void column_sums_finish(const Gradient* to, int count, const P* partial, int groups, int stride,
-                                      int C, GradientMode mode, const Gpu* gpu) {
-    const int slices = groups < COLUMN_SUMS_SLICES ? groups : COLUMN_SUMS_SLICES;
+static inline void column_sums_finish(const Gradient* to, int count, ColumnPartials<P> partial,
+                                      GradientMode mode, const Gpu* gpu) {
+    const int slices = partial.groups < COLUMN_SUMS_SLICES ? partial.groups : COLUMN_SUMS_SLICES;
     const Gradient second = to[count > 1 ? 1 : 0], third = to[count > 2 ? 2 : 0];
-    assert(second.dtype == to->dtype && third.dtype == to->dtype && count * C <= stride);
+    assert(second.dtype == to->dtype && third.dtype == to->dtype && count * partial.C <= partial.stride);
     GRADIENT_DISPATCH(*to, T,
                       launch(column_sums_finish_kernel<G, P>,
-                             dim3((unsigned)ceil_div(C, 32), (unsigned)count), dim3(32, (unsigned)slices), 0,
-                             gpu, (G*)to->data, (G*)second.data, (G*)third.data, partial, groups, stride, C,
-                             mode));
+                             dim3((unsigned)ceil_div(partial.C, 32), (unsigned)count),
+                             dim3(32, (unsigned)slices), 0, gpu, (G*)to->data, (G*)second.data,
+                             (G*)third.data, partial, mode));
 }
 
 // Sets or adds to `to` (C) the sums over the rows (N, C); partial has room for
@@ -142,7 +147,7 @@ static inline void column_sums(Gradient to, float* partial, const T* rows, int N
         launch(column_sums_groups_kernel<T, 1>, dim3((unsigned)ceil_div(C, 32), (unsigned)groups),
                32 * COLUMN_SUMS_WARPS, 0, gpu, partial, rows, N, C, group_rows);
     }
-    column_sums_finish<T>(&to, 1, (const float*)partial, groups, C, C, mode, gpu);
+    column_sums_finish<T>(&to, 1, ColumnPartials<float>{partial, groups, C, C}, mode, gpu);
 }
 
 #endif

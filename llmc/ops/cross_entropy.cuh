@@ -93,7 +93,7 @@ template <int WIDTH, class T> __device__ inline Pack<T> cross_entropy_load_(cons
     }
 }
 
-// Sets y to those of elements v ... v + WIDTH - 1 of a row; -infinity from element V on.
+// Sets y for elements v ... v + WIDTH - 1 of a row; -infinity from element V on.
 template <int WIDTH, bool CAPPED, class T>
 __device__ inline void cross_entropy_load_tail_(float* y, const T* row, int v, int V, float softcap) {
 #pragma unroll
@@ -333,7 +333,7 @@ static inline void cross_entropy_backward(float* loss, T* logits, const int* tar
                     : cross_entropy_launch_backward_<T, false>)(loss, logits, target, scale, of, gpu);
 }
 
-// ---- slices of the words ----
+// ---- slices of the vocabulary ----
 
 // Numbers of a row's logits in a slice, or in all: shift = -max log2(e), the sum of
 // 2^(y log2(e) + shift), and y of the target; 0: another slice has it.
@@ -341,13 +341,13 @@ typedef struct {
     float shift, sum, target;
 } CrossEntropySum;
 
-// The largest logit of a row in a slice, NaN if any is; and its word, the first of equal ones.
+// The largest logit of a row in a slice, NaN if any is; and its token, the first of equal ones.
 typedef struct {
     float logit;
     int word;
 } CrossEntropyTop;
 
-// One block per row: the numbers of a slice's logits, whose words start with `first`.
+// One block per row: the numbers of a slice's logits, which start with token `first`.
 // grid   N      block   up to 1024      shared   those of block_sum and block_max
 // moves  N*V in, 3N fp32 out. Bound by memory.
 // order  fixed: depends on V and T only
@@ -393,7 +393,7 @@ static __global__ void cross_entropy_combine_kernel(float* loss, CrossEntropySum
     loss[n] = target[n] == NO_TARGET ? 0.0f : cross_entropy_nats_(&row, all.target);
 }
 
-// One block per row turns the logits of a slice, whose words start with `first`, into their
+// One block per row turns the logits of a slice, which start with token `first`, into their
 // gradient. `whole` has the numbers of all slices together.
 // grid   N      block   up to 1024      shared   none
 // moves  N*Vp in, N*Vp out. Bound by memory.
@@ -415,15 +415,15 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
     }
 }
 
-// Returns the one of two that comes first: the larger logit, of equal ones the first word. NaN
+// Returns the one of two that comes first: the larger logit, of equal ones the first token. NaN
 // stays.
 __device__ inline CrossEntropyTop cross_entropy_first_(CrossEntropyTop a, CrossEntropyTop b) {
     const int is_first = a.logit > b.logit || (a.logit == b.logit && a.word < b.word) || a.logit != a.logit;
     return is_first ? a : b;
 }
 
-// One warp per row finds the largest logit of a slice, whose words start with `first`; -infinity if
-// it has none.
+// One warp per row finds the largest logit of a slice, which starts with token `first`; -infinity
+// if it has none.
 // grid   ceil(N / 8)      block   (32, 8)      shared   none
 // moves  N*V in, 8N out. Bound by memory.
 // order  fixed
@@ -476,7 +476,7 @@ static inline void cross_entropy_launch_slice_(CrossEntropySum* sums, const T* l
            of.N, cross_entropy_threads_(of.Vp / width), 0, gpu, sums, logits, target, first, of);
 }
 
-// Sets the numbers (N) of a slice's logits (N, Vp), whose words start with `first`.
+// Sets the numbers (N) of a slice's logits (N, Vp), which start with token `first`.
 template <class T>
 static inline void cross_entropy_slice(CrossEntropySum* sums, const T* logits, const int* target, int first,
                                        CrossEntropy of, const Gpu* gpu) {
@@ -505,7 +505,7 @@ static inline void cross_entropy_launch_slice_backward_(T* logits, const CrossEn
            of.N, cross_entropy_threads_(of.Vp / width), 0, gpu, logits, whole, target, first, scale, of);
 }
 
-// Turns the logits (N, Vp) of a slice, whose words start with `first`, into their gradient.
+// Turns the logits (N, Vp) of a slice, which start with token `first`, into their gradient.
 template <class T>
 static inline void cross_entropy_slice_backward(T* logits, const CrossEntropySum* whole, const int* target,
                                                 int first, float scale, CrossEntropy of, const Gpu* gpu) {
@@ -514,7 +514,7 @@ static inline void cross_entropy_slice_backward(T* logits, const CrossEntropySum
          : cross_entropy_launch_slice_backward_<T, false>)(logits, whole, target, first, scale, of, gpu);
 }
 
-// Sets the largest logits (N) of a slice, whose words start with `first`.
+// Sets the largest logits (N) of a slice, which start with token `first`.
 template <class T>
 static inline void cross_entropy_slice_top(CrossEntropyTop* tops, const T* logits, int first, CrossEntropy of,
                                            const Gpu* gpu) {
@@ -543,6 +543,17 @@ __device__ inline double warp_sum_double_(double x) {
     return x;
 }
 
+// Returns the sum over a block of LOSSES_THREADS_; only thread 0 gets it.
+__device__ inline double losses_block_sum_(double x) {
+    SMEM_ARRAY(double, of_warp, [32]);
+    x = warp_sum_double_(x);
+    if (threadIdx.x % 32 == 0) {
+        of_warp[threadIdx.x / 32] = x;
+    }
+    __syncthreads();
+    return warp_sum_double_(of_warp[threadIdx.x % 32]);
+}
+
 // Appends the sum of N losses, in double, to a list with `count` entries. Thread t adds up losses
 // t, t + 1024, ..., and a tree adds up the threads.
 // grid   1      block   1024      shared   32 doubles
@@ -550,18 +561,12 @@ __device__ inline double warp_sum_double_(double x) {
 // order  fixed
 static __global__ void __launch_bounds__(LOSSES_THREADS_)
     sum_losses_kernel_(double* sums, int64_t* count, const float* losses, int N) {
-    SMEM_ARRAY(double, of_warp, [32]);
     double sum = 0;
 #pragma unroll 8
     for (int i = (int)threadIdx.x; i < N; i += LOSSES_THREADS_) {
         sum += (double)losses[i];
     }
-    sum = warp_sum_double_(sum);
-    if (threadIdx.x % 32 == 0) {
-        of_warp[threadIdx.x / 32] = sum;
-    }
-    __syncthreads();
-    sum = warp_sum_double_(of_warp[threadIdx.x % 32]);
+    sum = losses_block_sum_(sum);
     if (threadIdx.x == 0) {
         sums[(*count)++] = sum;
     }
@@ -582,26 +587,23 @@ static inline double sum_losses_bytes(double N) { return 4 * N; }
 // order  fixed
 static __global__ void __launch_bounds__(LOSSES_THREADS_)
     sum_source_losses_kernel_(double* sums, const float* losses, const int* sources, int B, int T) {
-    SMEM_ARRAY(double, of_warp, [32]);
     double sum = 0;
     for (int b = 0; b < B; b++) {
-        for (int t = (int)threadIdx.x; t < T && sources[b] == (int)blockIdx.x; t += LOSSES_THREADS_) {
+        if (sources[b] != (int)blockIdx.x) {
+            continue;
+        }
+        for (int t = (int)threadIdx.x; t < T; t += LOSSES_THREADS_) {
             sum += (double)losses[(size_t)b * (size_t)T + (size_t)t];
         }
     }
-    sum = warp_sum_double_(sum);
-    if (threadIdx.x % 32 == 0) {
-        of_warp[threadIdx.x / 32] = sum;
-    }
-    __syncthreads();
-    sum = warp_sum_double_(of_warp[threadIdx.x % 32]);
+    sum = losses_block_sum_(sum);
     if (threadIdx.x == 0) {
         sums[blockIdx.x] += sum;
     }
 }
 
-// Adds the losses (B, T) of sequences from `sources` (B), of which there are `count`, to the sum of
-// each source (count).
+// Adds the losses (B, T) of sequences to the sum of each source (count). Sequence b comes from
+// sources[b].
 static inline void sum_source_losses(double* sums, int count, const float* losses, const int* sources, int B,
                                      int T, const Gpu* gpu) {
     launch(sum_source_losses_kernel_, (unsigned)count, LOSSES_THREADS_, 0, gpu, sums, losses, sources, B, T);

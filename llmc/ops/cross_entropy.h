@@ -100,15 +100,15 @@ typedef struct {
     float largest; // logit, not capped
     float sum;     // of exp(y - largest y)
     float target;  // y; 0 in slices that do not have it
-    int top;       // word of the largest logit, the first of equal ones
+    int top;       // token of the largest logit, the first of equal ones
 } CrossEntropySlice;
 
-// Words of a slice: logits (N, Vp) of its own, of which V are no padding, from word `first` of the
-// vocabulary on. In CrossEntropy the sizes are those of the slice.
+// Processes a slice: logits (N, Vp) of the tokens from `first` on, of which V are no padding.
+// CrossEntropy has the sizes of the slice.
 void cross_entropy_slice_cpu(CrossEntropySlice* rows, float* logits, const int* target, int first,
                              CrossEntropy of);
 
-// Does so, and turns the logits into exponentials in place, for cross_entropy_slice_backward_cpu.
+// Also turns the logits into exponentials in place, for cross_entropy_slice_backward_cpu.
 void cross_entropy_slice_exp_cpu(CrossEntropySlice* rows, float* logits, const int* target, int first,
                                  CrossEntropy of);
 
@@ -276,7 +276,7 @@ static int cross_entropy_has_(int target, int first, CrossEntropy of) {
     return target != NO_TARGET && first <= target && target < first + of.V;
 }
 
-// Returns the first of the largest logits of a row; 0 without words.
+// Returns the first of the largest logits of a row; 0 if it is empty.
 static int cross_entropy_first_top_(const float* x, float largest, int V) {
     int v = 0;
     while (v < V - 1 && x[v] != largest) {
@@ -314,7 +314,7 @@ void cross_entropy_slice_exp_cpu(CrossEntropySlice* rows, float* logits, const i
 }
 
 // A row of the whole vocabulary: its largest y, the sum of exp(y - max), y of the target, and the
-// word of the largest logit.
+// token of the largest logit.
 typedef struct {
     float max, sum, target;
     int top;

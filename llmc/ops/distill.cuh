@@ -34,7 +34,7 @@ __device__ inline float distill_slope_(float y, float softcap) {
     return softcap > 0 ? 1.0f - (y / softcap) * (y / softcap) : 1.0f;
 }
 
-// Sets y to those of elements v ... v + WIDTH - 1 of a row; -infinity from element V on.
+// Sets y for elements v ... v + WIDTH - 1 of a row; -infinity from element V on.
 template <int WIDTH, class T>
 __device__ inline void distill_load_(float* y, const T* row, int v, int V, float softcap) {
     if constexpr (WIDTH > 1) {
@@ -137,18 +137,18 @@ __device__ inline DistillSlice distill_sums_(const T* row, const T* teacher, int
     return all;
 }
 
-// Sets the gradients of a row whose target is element `hit`; log_sum is log2 of the sum of
-// exp((z - most) / t).
+// Sets the gradients of a row whose target is element `hit`, given the sums of the whole row.
 template <int WIDTH, class T>
-__device__ inline void distill_set_(T* row, const T* teacher, int hit, const DistillRow_* r, float most,
-                                    float log_sum, float teacher_softcap, CrossEntropy of) {
+__device__ inline void distill_set_(T* row, const T* teacher, int hit, const DistillRow_* r,
+                                    const DistillSlice* s, float teacher_softcap, CrossEntropy of) {
+    const float log_sum = log2f(s->q);
     float y[Pack<T>::SIZE], z[Pack<T>::SIZE];
     for (int v = threadIdx.x * WIDTH; v < of.Vp; v += blockDim.x * WIDTH) {
         distill_load_<WIDTH>(y, row, v, of.V, of.softcap);
         distill_load_<WIDTH>(z, teacher, v, of.V, teacher_softcap);
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
-            const float q = exp2_approx(fmaf(z[i] - most, r->over_t, -log_sum)),
+            const float q = exp2_approx(fmaf(z[i] - s->most, r->over_t, -log_sum)),
                         dy = r->of_p * distill_p_(y[i], r) + r->of_pt * (distill_pt_(y[i], r) - q);
             y[i] = (dy - (v + i == hit ? r->of_hit : 0.0f)) * distill_slope_(y[i], of.softcap);
         }
@@ -162,6 +162,24 @@ __device__ inline float distill_kl_(const DistillSlice* s, const DistillRow_* r,
            CROSS_ENTROPY_LN2 * (-r->shift - log2f(s->q));
 }
 
+// A teacher's logits (N, Vp), of the whole vocabulary or of a slice.
+template <class T> struct DistillTeacherGpu {
+    const T* logits;
+    int Vp;
+    float softcap;
+};
+
+// Tokens that learn: their targets and losses, and of slices the numbers of all slices together
+// (cross_entropy.cuh).
+typedef struct {
+    const int* target;            // (N)
+    const float* loss;            // (N)
+    const CrossEntropySum* whole; // (N), or NULL
+    float scale;                  // weight of a token in the gradient
+    CrossEntropy of;
+    Distill how;
+} DistillTokensGpu;
+
 // One block per row. A thread reads and writes the same elements in both passes.
 // grid   N      block   512      shared   those of block_sum and block_max
 // moves  N*V in from both models, mostly twice from L2; N*Vp out. Bound by memory.
@@ -169,65 +187,62 @@ __device__ inline float distill_kl_(const DistillSlice* s, const DistillRow_* r,
 // needs  both Vp multiples of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
-    distill_logits_kernel(float* kl, T* logits, const T* teacher, int teacher_Vp, float teacher_softcap,
-                          const float* loss, const int* target, float scale, CrossEntropy of, Distill how) {
-    const int n = blockIdx.x, V = of.V, hit = target[n];
-    T* row = logits + (size_t)n * of.Vp;
-    const T* other = teacher + (size_t)n * teacher_Vp;
+    distill_logits_kernel(float* kl, T* logits, DistillTeacherGpu<T> teacher, DistillTokensGpu x) {
+    const int n = blockIdx.x, V = x.of.V, hit = x.target[n];
+    T* row = logits + (size_t)n * x.of.Vp;
+    const T* other = teacher.logits + (size_t)n * teacher.Vp;
     if (hit == NO_TARGET) {
-        distill_clear_(row, of.Vp);
+        distill_clear_(row, x.of.Vp);
         if (threadIdx.x == 0) {
             kl[n] = 0.0f;
         }
         return;
     }
-    const float lse = loss[n] + distill_y_(to_float(row[hit]), of.softcap),
-                over_t = CROSS_ENTROPY_LOG2E / how.temperature;
-    const DistillSlice s =
-        distill_sums_<WIDTH>(row, other, V, of.softcap, teacher_softcap, lse, over_t); // a barrier
-    const DistillRow_ r = distill_row_(lse, s.sum_t, scale, of, how);
-    distill_set_<WIDTH>(row, other, hit, &r, s.most, log2f(s.q), teacher_softcap, of);
+    const float lse = x.loss[n] + distill_y_(to_float(row[hit]), x.of.softcap),
+                over_t = CROSS_ENTROPY_LOG2E / x.how.temperature;
+    // has a barrier
+    const DistillSlice s = distill_sums_<WIDTH>(row, other, V, x.of.softcap, teacher.softcap, lse, over_t);
+    const DistillRow_ r = distill_row_(lse, s.sum_t, x.scale, x.of, x.how);
+    distill_set_<WIDTH>(row, other, hit, &r, &s, teacher.softcap, x.of);
     if (threadIdx.x == 0) {
-        kl[n] = distill_kl_(&s, &r, how);
+        kl[n] = distill_kl_(&s, &r, x.how);
     }
 }
 
 template <class T>
-static inline void distill_logits(float* loss, float* kl, T* logits, const T* teacher, int teacher_Vp,
-                                  float teacher_softcap, const int* target, float scale, CrossEntropy of,
-                                  Distill how, const Gpu* gpu) {
-    const int pack = Pack<T>::SIZE, fits = of.Vp % pack == 0 && teacher_Vp % pack == 0 &&
-                                           (uintptr_t)logits % 16 == 0 && (uintptr_t)teacher % 16 == 0;
-    cross_entropy_loss(loss, (const T*)logits, target, of, gpu);
-    launch(fits ? distill_logits_kernel<T, Pack<T>::SIZE> : distill_logits_kernel<T, 1>, of.N,
-           DISTILL_THREADS_, 0, gpu, kl, logits, teacher, teacher_Vp, teacher_softcap, loss, target, scale,
-           of, how);
+static inline int distill_fits_(const T* logits, const DistillTeacherGpu<T>& teacher, CrossEntropy of) {
+    const int pack = Pack<T>::SIZE;
+    return of.Vp % pack == 0 && teacher.Vp % pack == 0 && (uintptr_t)logits % 16 == 0 &&
+           (uintptr_t)teacher.logits % 16 == 0;
+}
+
+// Sets loss, which x does not need to have, and kl.
+template <class T>
+static inline void distill_logits(float* loss, float* kl, T* logits, DistillTeacherGpu<T> teacher,
+                                  DistillTokensGpu x, const Gpu* gpu) {
+    x.loss = loss;
+    cross_entropy_loss(loss, (const T*)logits, x.target, x.of, gpu);
+    launch(distill_fits_(logits, teacher, x.of) ? distill_logits_kernel<T, Pack<T>::SIZE>
+                                                : distill_logits_kernel<T, 1>,
+           x.of.N, DISTILL_THREADS_, 0, gpu, kl, logits, teacher, x);
 }
 
 // ---- slices of the vocabulary ----
 
-// A teacher's logits of a slice (N, Vp).
-template <class T> struct DistillTeacherGpu {
-    const T* logits;
-    int Vp;
-    float softcap;
-};
-
-// One block per row sets the sums of a slice. `whole` has the numbers of all slices together
-// (cross_entropy.cuh).
+// One block per row sets the sums of a slice.
 // grid   N      block   512      shared   those of block_sum and block_max
 // moves  N*V in from both models; 16 N out. Bound by memory.
 // order  fixed
 // needs  as distill_logits_kernel
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
-    distill_slice_kernel(DistillSlice* sums, const T* logits, DistillTeacherGpu<T> teacher, const float* loss,
-                         const CrossEntropySum* whole, const int* target, CrossEntropy of, Distill how) {
-    const int n = blockIdx.x, V = target[n] == NO_TARGET ? 0 : of.V;
-    const float lse = loss[n] + whole[n].target, over_t = CROSS_ENTROPY_LOG2E / how.temperature;
+    distill_slice_kernel(DistillSlice* sums, const T* logits, DistillTeacherGpu<T> teacher,
+                         DistillTokensGpu x) {
+    const int n = blockIdx.x, V = x.target[n] == NO_TARGET ? 0 : x.of.V;
+    const float lse = x.loss[n] + x.whole[n].target, over_t = CROSS_ENTROPY_LOG2E / x.how.temperature;
     const DistillSlice all =
-        distill_sums_<WIDTH>(logits + (size_t)n * of.Vp, teacher.logits + (size_t)n * teacher.Vp, V,
-                             of.softcap, teacher.softcap, lse, over_t);
+        distill_sums_<WIDTH>(logits + (size_t)n * x.of.Vp, teacher.logits + (size_t)n * teacher.Vp, V,
+                             x.of.softcap, teacher.softcap, lse, over_t);
     if (threadIdx.x == 0) {
         sums[n] = all;
     }
@@ -238,31 +253,29 @@ __global__ void __launch_bounds__(DISTILL_THREADS_)
 // grid   ceil(N / 256)      block   256      shared   none
 // moves  16 slices N in, 20 N out. Bound by the launch.
 // order  slice after slice
-static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, const float* loss,
-                                              const CrossEntropySum* whole, const int* target, int slices,
-                                              CrossEntropy of, Distill how) {
-    const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (n >= of.N) {
+static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, int slices, DistillTokensGpu x) {
+    const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x), N = x.of.N;
+    if (n >= N) {
         return;
     }
     DistillSlice all = {sums[n].most, 0, 0, 0};
     for (int i = 1; i < slices; i++) {
-        all.most = fmaxf(all.most, sums[(size_t)i * of.N + n].most);
+        all.most = fmaxf(all.most, sums[(size_t)i * N + n].most);
     }
     for (int i = 0; i < slices; i++) {
-        const DistillSlice s = sums[(size_t)i * of.N + n];
-        const float factor = exp2_approx((s.most - all.most) * (CROSS_ENTROPY_LOG2E / how.temperature));
+        const DistillSlice s = sums[(size_t)i * N + n];
+        const float factor = exp2_approx((s.most - all.most) * (CROSS_ENTROPY_LOG2E / x.how.temperature));
         all.q += s.q * factor;
         all.difference += s.difference * factor;
         all.sum_t += s.sum_t;
     }
     sums[n] = all;
-    const DistillRow_ r = distill_row_(loss[n] + whole[n].target, all.sum_t, 1.0f, of, how);
-    kl[n] = target[n] == NO_TARGET ? 0.0f : distill_kl_(&all, &r, how);
+    const DistillRow_ r = distill_row_(x.loss[n] + x.whole[n].target, all.sum_t, 1.0f, x.of, x.how);
+    kl[n] = x.target[n] == NO_TARGET ? 0.0f : distill_kl_(&all, &r, x.how);
 }
 
-// One block per row turns the logits of a slice, whose words start with `first`, into their
-// gradient.
+// One block per row turns the logits of a slice, whose vocabulary rows start with `first`, into
+// their gradient.
 // grid   N      block   512      shared   none
 // moves  N*V in from both models; N*Vp out. Bound by memory.
 // order  every element on its own
@@ -270,56 +283,42 @@ static __global__ void distill_combine_kernel(float* kl, DistillSlice* sums, con
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(DISTILL_THREADS_)
     distill_slice_backward_kernel(T* logits, DistillTeacherGpu<T> teacher, const DistillSlice* sums,
-                                  const float* loss, const CrossEntropySum* whole, const int* target,
-                                  int first, float scale, CrossEntropy of, Distill how) {
-    const int n = blockIdx.x, hit = target[n] - first;
+                                  int first, DistillTokensGpu x) {
+    const int n = blockIdx.x, hit = x.target[n] - first;
     const DistillSlice all = sums[n];
-    const DistillRow_ r = distill_row_(loss[n] + whole[n].target, all.sum_t, scale, of, how);
-    T* row = logits + (size_t)n * of.Vp;
-    if (target[n] == NO_TARGET) {
-        distill_clear_(row, of.Vp);
+    const DistillRow_ r = distill_row_(x.loss[n] + x.whole[n].target, all.sum_t, x.scale, x.of, x.how);
+    T* row = logits + (size_t)n * x.of.Vp;
+    if (x.target[n] == NO_TARGET) {
+        distill_clear_(row, x.of.Vp);
         return;
     }
-    distill_set_<WIDTH>(row, teacher.logits + (size_t)n * teacher.Vp, hit, &r, all.most, log2f(all.q),
-                        teacher.softcap, of);
-}
-
-template <class T>
-static inline int distill_fits_(const T* logits, const DistillTeacherGpu<T>* teacher, CrossEntropy of) {
-    const int pack = Pack<T>::SIZE;
-    return of.Vp % pack == 0 && teacher->Vp % pack == 0 && (uintptr_t)logits % 16 == 0 &&
-           (uintptr_t)teacher->logits % 16 == 0;
+    distill_set_<WIDTH>(row, teacher.logits + (size_t)n * teacher.Vp, hit, &r, &all, teacher.softcap, x.of);
 }
 
 // Sets the sums (N) of a slice, once the losses are known.
 template <class T>
 static inline void distill_slice(DistillSlice* sums, const T* logits, DistillTeacherGpu<T> teacher,
-                                 const float* loss, const CrossEntropySum* whole, const int* target,
-                                 CrossEntropy of, Distill how, const Gpu* gpu) {
-    launch(distill_fits_(logits, &teacher, of) ? distill_slice_kernel<T, Pack<T>::SIZE>
-                                               : distill_slice_kernel<T, 1>,
-           of.N, DISTILL_THREADS_, 0, gpu, sums, logits, teacher, loss, whole, target, of, how);
+                                 DistillTokensGpu x, const Gpu* gpu) {
+    launch(distill_fits_(logits, teacher, x.of) ? distill_slice_kernel<T, Pack<T>::SIZE>
+                                                : distill_slice_kernel<T, 1>,
+           x.of.N, DISTILL_THREADS_, 0, gpu, sums, logits, teacher, x);
 }
 
 // Sets kl (N) and the sums of whole rows, in the place of the first slice's, from the sums of all
 // slices (slices, N).
-static inline void distill_combine(float* kl, DistillSlice* sums, const float* loss,
-                                   const CrossEntropySum* whole, const int* target, int slices,
-                                   CrossEntropy of, Distill how, const Gpu* gpu) {
+static inline void distill_combine(float* kl, DistillSlice* sums, int slices, DistillTokensGpu x,
+                                   const Gpu* gpu) {
     const int threads = 256;
-    launch(distill_combine_kernel, ceil_div(of.N, threads), threads, 0, gpu, kl, sums, loss, whole, target,
-           slices, of, how);
+    launch(distill_combine_kernel, ceil_div(x.of.N, threads), threads, 0, gpu, kl, sums, slices, x);
 }
 
 // Turns the logits of a slice into their gradient.
 template <class T>
 static inline void distill_slice_backward(T* logits, DistillTeacherGpu<T> teacher, const DistillSlice* sums,
-                                          const float* loss, const CrossEntropySum* whole, const int* target,
-                                          int first, float scale, CrossEntropy of, Distill how,
-                                          const Gpu* gpu) {
-    launch(distill_fits_(logits, &teacher, of) ? distill_slice_backward_kernel<T, Pack<T>::SIZE>
-                                               : distill_slice_backward_kernel<T, 1>,
-           of.N, DISTILL_THREADS_, 0, gpu, logits, teacher, sums, loss, whole, target, first, scale, of, how);
+                                          int first, DistillTokensGpu x, const Gpu* gpu) {
+    launch(distill_fits_(logits, teacher, x.of) ? distill_slice_backward_kernel<T, Pack<T>::SIZE>
+                                                : distill_slice_backward_kernel<T, 1>,
+           x.of.N, DISTILL_THREADS_, 0, gpu, logits, teacher, sums, first, x);
 }
 
 // ---- the sum of divergences ----

@@ -35,24 +35,30 @@ typedef struct {
     float weight, temperature;
 } Distill;
 
-// Returns the bytes of memory traffic beside those of cross_entropy_backward.
+// Returns the bytes of memory traffic in addition to cross_entropy_backward's.
 static inline double distill_bytes(double N, double V, double element_bytes) {
     return N * V * element_bytes + 4 * N;
 }
 
-// Sets loss and kl, and turns logits into dlogits. The teacher's logits have rows of `Vp` and its
-// own softcap; the student's are in `of`.
-void distill_logits_cpu(float* loss, float* kl, float* logits, float* teacher, int teacher_Vp,
-                        float teacher_softcap, const int* target, float scale, CrossEntropy of, Distill how);
-
-// ---- slices of the vocabulary ----
-
-// A teacher's logits of a slice (N, Vp).
+// A teacher's logits (N, Vp), of the whole vocabulary or of a slice.
 typedef struct {
     float* logits;
     int Vp;
     float softcap;
 } DistillTeacher;
+
+// Tokens that learn.
+typedef struct {
+    const int* target; // (N)
+    float scale;       // weight of a token in the gradient
+    CrossEntropy of;
+    Distill how;
+} DistillTokens;
+
+// Sets loss and kl, and turns logits into dlogits.
+void distill_logits_cpu(float* loss, float* kl, float* logits, DistillTeacher teacher, DistillTokens x);
+
+// ---- slices of the vocabulary ----
 
 // Sums of a row over a slice, with e = exp((z - most) / t).
 typedef struct {
@@ -71,8 +77,8 @@ typedef struct {
     const int* target;
 } DistillSlices;
 
-// Set s->sums of slice i and turn its logits into y; then turn y into dlogits, where the words of
-// the slice start with `first`. The sizes in `of` are those of the slice.
+// Set s->sums of slice i and turn its logits into y; then turn y into dlogits. The slice starts
+// with token `first`, and `of` has its sizes.
 void distill_slice_cpu(const DistillSlices* s, int i, float* logits, DistillTeacher teacher, CrossEntropy of,
                        Distill how);
 void distill_slice_backward_cpu(const DistillSlices* s, float* logits, DistillTeacher teacher, int first,
@@ -199,25 +205,24 @@ static void distill_end_(float* row, int target, float y, float scale, CrossEntr
     memset(row + of.V, 0, (size_t)(of.Vp - of.V) * sizeof(float));
 }
 
-void distill_logits_cpu(float* loss, float* kl, float* logits, float* teacher, int teacher_Vp,
-                        float teacher_softcap, const int* target, float scale, CrossEntropy of, Distill how) {
-    cross_entropy_loss_cpu(loss, logits, target, of);
+void distill_logits_cpu(float* loss, float* kl, float* logits, DistillTeacher teacher, DistillTokens x) {
+    cross_entropy_loss_cpu(loss, logits, x.target, x.of);
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < of.N; n++) {
-        float *y = logits + (size_t)n * of.Vp, *z = teacher + (size_t)n * teacher_Vp;
-        if (target[n] == NO_TARGET) {
-            distill_skip_(kl + n, y, of.Vp);
+    for (int n = 0; n < x.of.N; n++) {
+        float *y = logits + (size_t)n * x.of.Vp, *z = teacher.logits + (size_t)n * teacher.Vp;
+        if (x.target[n] == NO_TARGET) {
+            distill_skip_(kl + n, y, x.of.Vp);
             continue;
         }
-        distill_cap_(y, of.V, of.softcap);
-        distill_cap_(z, of.V, teacher_softcap);
-        const float hit = y[target[n]], lse = loss[n] + hit, over_t = 1 / how.temperature,
-                    most = distill_max_(z, of.V);
-        const DistillRow_ row = distill_row_(lse, distill_sum_(y, of.V, lse, over_t), scale, of, how);
-        const float shift = -most * over_t - logf(distill_sum_(z, of.V, most, over_t));
-        kl[n] = distill_divergence_(z, shift, y, row, of.V);
-        distill_gradient_(y, z, row.of_pt, shift, row, of.V);
-        distill_end_(y, target[n], hit, scale, of, how);
+        distill_cap_(y, x.of.V, x.of.softcap);
+        distill_cap_(z, x.of.V, teacher.softcap);
+        const float hit = y[x.target[n]], lse = loss[n] + hit, over_t = 1 / x.how.temperature,
+                    most = distill_max_(z, x.of.V);
+        const DistillRow_ row = distill_row_(lse, distill_sum_(y, x.of.V, lse, over_t), x.scale, x.of, x.how);
+        const float shift = -most * over_t - logf(distill_sum_(z, x.of.V, most, over_t));
+        kl[n] = distill_divergence_(z, shift, y, row, x.of.V);
+        distill_gradient_(y, z, row.of_pt, shift, row, x.of.V);
+        distill_end_(y, x.target[n], hit, x.scale, x.of, x.how);
     }
 }
 

@@ -30,30 +30,9 @@ template <class T> __device__ inline uint32_t e4m3_largest(const Pack<T>& pack) 
     return largest;
 }
 
-// Returns the largest of a warp.
-__device__ inline uint32_t e4m3_warp_largest(uint32_t x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        x = max(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    }
-    return x;
-}
-
 // Returns the largest of a row's threads: a warp, or the whole block.
 __device__ inline uint32_t e4m3_row_largest(uint32_t x) {
-    SMEM_ARRAY(uint32_t, of_warp, [32]);
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
-    x = e4m3_warp_largest(x);
-    if (warps == 1) {
-        return x;
-    }
-    if (lane == 0) {
-        of_warp[warp] = x;
-    }
-    __syncthreads();
-    x = e4m3_warp_largest(lane < warps ? of_warp[lane] : 0);
-    __syncthreads();
-    return x;
+    return blockDim.x == 32 ? warp_max(x) : block_max(x, 0u);
 }
 
 // Stores the codes of a pack of a row whose scale is 1 / inverse, for the matmul that follows: in
@@ -100,7 +79,7 @@ __global__ void __launch_bounds__(256) e4m3_rows_kernel(E4m3Rows to, const T* x,
     for (int c = lane * SIZE; c < cols; c += 32 * SIZE) {
         largest = max(largest, e4m3_largest(load_pack(from + c)));
     }
-    const float inverse = e4m3_scale(to, (size_t)n, e4m3_warp_largest(largest), lane == 0);
+    const float inverse = e4m3_scale(to, (size_t)n, warp_max(largest), lane == 0);
     for (int c = lane * SIZE; c < cols; c += 32 * SIZE) {
         e4m3_store_pack(to.codes + (size_t)n * cols + c, load_pack(from + c), inverse);
     }

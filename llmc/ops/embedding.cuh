@@ -17,6 +17,7 @@ batch is summed by many blocks.
 #include <limits.h>
 
 #include "llmc/ops/embedding.h"
+#include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/gpu.cuh"
 
 #define EMBEDDING_WARPS 8  // warps of a block, in the kernels with one warp per row
@@ -67,42 +68,9 @@ static inline void embedding_open(EmbeddingGpu* scratch, Memory* memory, int N, 
 
 // ---- elements: WIDTH at a time, a pack of X or 1 ----
 
-template <int WIDTH, class X> __device__ inline void embedding_load_(float* to, const X* from) {
-    if constexpr (WIDTH == 1) {
-        to[0] = to_float(from[0]);
-    } else {
-        constexpr int SIZE = Pack<X>::SIZE; // WIDTH, or half of it if X is a gradient's fp32
-#pragma unroll
-        for (int first = 0; first < WIDTH; first += SIZE) {
-            const Pack<X> pack = load_pack(from + first);
-#pragma unroll
-            for (int i = 0; i < SIZE; i++) {
-                to[first + i] = to_float(pack[i]);
-            }
-        }
-    }
-}
-
-template <int WIDTH, class X> __device__ inline void embedding_store_(X* to, const float* from) {
-    if constexpr (WIDTH == 1) {
-        to[0] = from_float<X>(from[0]);
-    } else {
-        constexpr int SIZE = Pack<X>::SIZE;
-#pragma unroll
-        for (int first = 0; first < WIDTH; first += SIZE) {
-            Pack<X> pack;
-#pragma unroll
-            for (int i = 0; i < SIZE; i++) {
-                pack[i] = from_float<X>(from[first + i]);
-            }
-            store_pack(to + first, pack);
-        }
-    }
-}
-
 template <int WIDTH, class X> __device__ inline void embedding_add_(float* to, const X* from) {
     float x[WIDTH];
-    embedding_load_<WIDTH>(x, from);
+    load_floats<WIDTH>(x, from);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         to[i] += x[i];
@@ -121,55 +89,38 @@ static inline dim3 embedding_grid_(int rows, int rows_per_block, int C, int widt
 
 // ---- forward ----
 
-// One warp per position and 32 WIDTH columns. wte has the rows of `words`; the embedding of any
+// One warp per position and 32 WIDTH columns. wte has the rows of batch.words; the embedding of any
 // other token is zeros.
 // grid   (ceil(B*T / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  2 B*T*C in, half of it mostly from L2; B*T*C out. Bound by memory.
 // order  fixed
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, int WIDTH>
-__global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, EmbeddingWords words,
-                                         const X* wpe, int N, int T, EmbeddingPositions positions, int C) {
-    const int n = blockIdx.x * blockDim.y + threadIdx.y;
+__global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe,
+                                         EmbeddingBatch batch) {
+    const int n = blockIdx.x * blockDim.y + threadIdx.y, C = batch.C;
     const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
-    if (n < N && c < C) {
-        const int row = embedding_row(words, tokens[n]);
+    if (n < batch.N && c < C) {
+        const int row = embedding_row(batch.words, tokens[n]);
         float x[WIDTH] = {};
         if (row >= 0) {
-            embedding_load_<WIDTH>(x, wte + (size_t)row * C + c);
+            load_floats<WIDTH>(x, wte + (size_t)row * C + c);
         }
         if (wpe) {
-            embedding_add_<WIDTH>(x, wpe + (size_t)embedding_position(positions, n, T) * C + c);
+            embedding_add_<WIDTH>(x, wpe + (size_t)embedding_position(batch.positions, n, batch.T) * C + c);
         }
-        embedding_store_<WIDTH>(out + (size_t)n * C + c, x);
+        store_floats<WIDTH>(out + (size_t)n * C + c, x);
     }
 }
 
 template <class X>
-static inline void embedding_launch_forward_(X* out, const int* tokens, const X* wte, EmbeddingWords words,
-                                             const X* wpe, int N, int T, EmbeddingPositions positions, int C,
-                                             const Gpu* gpu) {
-    const int is_packed = C % Pack<X>::SIZE == 0 && embedding_aligned_(out, wte, wpe),
+static inline void embedding_forward(X* out, const int* tokens, const X* wte, const X* wpe,
+                                     EmbeddingBatch batch, const Gpu* gpu) {
+    const int is_packed = batch.C % Pack<X>::SIZE == 0 && embedding_aligned_(out, wte, wpe),
               width = is_packed ? Pack<X>::SIZE : 1;
     launch(is_packed ? embedding_forward_kernel<X, Pack<X>::SIZE> : embedding_forward_kernel<X, 1>,
-           embedding_grid_(N, EMBEDDING_WARPS, C, width), dim3(32, EMBEDDING_WARPS), 0, gpu, out, tokens, wte,
-           words, wpe, N, T, positions, C);
-}
-
-template <class X>
-static inline void embedding_forward(X* out, const int* tokens, const X* wte, const X* wpe, int B, int T,
-                                     EmbeddingPositions positions, int C, const Gpu* gpu) {
-    const EmbeddingWords all = {0, INT_MAX};
-    embedding_launch_forward_(out, tokens, wte, all, wpe, B * T, T, positions, C, gpu);
-}
-
-// Sets out (N, C) to the embeddings of tokens that are among `words`, and to zeros for the others.
-// wte (words.count, C).
-template <class X>
-static inline void embedding_words(X* out, const int* tokens, const X* wte, EmbeddingWords words, int N,
-                                   int C, const Gpu* gpu) {
-    const EmbeddingPositions none = {};
-    embedding_launch_forward_(out, tokens, wte, words, (const X*)NULL, N, N, none, C, gpu);
+           embedding_grid_(batch.N, EMBEDDING_WARPS, batch.C, width), dim3(32, EMBEDDING_WARPS), 0, gpu, out,
+           tokens, wte, wpe, batch);
 }
 
 // One warp per row and 32 WIDTH columns adds the embedding of its position.
@@ -185,9 +136,9 @@ __global__ void embedding_add_positions_kernel(X* out, const X* wpe, int first, 
     if (n < count && c < C) {
         X* to = out + (size_t)n * C + c;
         float x[WIDTH];
-        embedding_load_<WIDTH>(x, to);
+        load_floats<WIDTH>(x, to);
         embedding_add_<WIDTH>(x, wpe + (size_t)embedding_position(positions, first + n, T) * C + c);
-        embedding_store_<WIDTH>(to, x);
+        store_floats<WIDTH>(to, x);
     }
 }
 
@@ -233,7 +184,7 @@ __global__ void embedding_positions_kernel(G* dwpe, const X* dout, EmbeddingSize
     if (mode == GRADIENT_ADD) {
         embedding_add_<WIDTH>(sum, to);
     }
-    embedding_store_<WIDTH>(to, sum);
+    store_floats<WIDTH>(to, sum);
 }
 
 // ---- backward: sorting the positions by token ----
@@ -358,6 +309,12 @@ static inline void embedding_sort(EmbeddingGpu* scratch, const int* tokens, int 
 
 // ---- backward: tokens ----
 
+// The list of positions, sorted by token.
+typedef struct {
+    const int *tokens, *order;
+    int N;
+} EmbeddingSorted_;
+
 // A chunk of the sorted list in shared memory, cut into pieces.
 typedef struct {
     int position[EMBEDDING_CHUNK], token[EMBEDDING_CHUNK];
@@ -367,21 +324,21 @@ typedef struct {
     int pieces, before, after;
 } EmbeddingChunk_;
 
-__device__ inline int embedding_token_(const int* tokens, const int* order, int i, int N) {
-    return i >= 0 && i < N ? tokens[order[i]] : -1;
+__device__ inline int embedding_token_(const EmbeddingSorted_& list, int i) {
+    return i >= 0 && i < list.N ? list.tokens[list.order[i]] : -1;
 }
 
 // Fills `chunk` with list entries [first, first + count). The whole block of 256 threads calls it.
-__device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const int* tokens, const int* order,
-                                             int first, int count, int N) {
+__device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const EmbeddingSorted_& list, int first,
+                                             int count) {
     const int i = threadIdx.x, lane = i % 32;
     if (i < count) {
-        chunk->position[i] = order[first + i];
-        chunk->token[i] = tokens[order[first + i]];
+        chunk->position[i] = list.order[first + i];
+        chunk->token[i] = list.tokens[list.order[first + i]];
     }
     if (i == 0) {
-        chunk->before = embedding_token_(tokens, order, first - 1, N);
-        chunk->after = embedding_token_(tokens, order, first + count, N);
+        chunk->before = embedding_token_(list, first - 1);
+        chunk->after = embedding_token_(list, first + count);
     }
     __syncthreads();
     if (i < 32) { // the first warp lists the starts
@@ -411,10 +368,10 @@ __device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const int* 
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
 __global__ void embedding_pieces_kernel(G* dwte, EmbeddingWords words, float* partial, const X* dout,
-                                        const int* tokens, const int* order, int N, int C) {
+                                        EmbeddingSorted_ list, int C) {
     SMEM_ARRAY(EmbeddingChunk_, chunk, [1]);
-    const int first = blockIdx.x * EMBEDDING_CHUNK, count = min(EMBEDDING_CHUNK, N - first);
-    embedding_read_chunk_(chunk, tokens, order, first, count, N);
+    const int first = blockIdx.x * EMBEDDING_CHUNK, count = min(EMBEDDING_CHUNK, list.N - first);
+    embedding_read_chunk_(chunk, list, first, count);
     const int lane = threadIdx.x % 32, slices = ceil_div(C, 32 * WIDTH);
     for (int job = threadIdx.x / 32; job < chunk->pieces * slices; job += EMBEDDING_WARPS) {
         const int piece = job / slices, c = (job % slices * 32 + lane) * WIDTH;
@@ -429,10 +386,10 @@ __global__ void embedding_pieces_kernel(G* dwte, EmbeddingWords words, float* pa
             embedding_add_<WIDTH>(sum, dout + (size_t)chunk->position[i] * C + c);
         }
         if ((begin == 0 && chunk->before == token) || (end == count && chunk->after == token)) {
-            embedding_store_<WIDTH>(partial + (2 * (size_t)blockIdx.x + (begin > 0)) * C + c, sum);
+            store_floats<WIDTH>(partial + (2 * (size_t)blockIdx.x + (begin > 0)) * C + c, sum);
         } else {
             embedding_add_<WIDTH>(sum, dwte + (size_t)row * C + c);
-            embedding_store_<WIDTH>(dwte + (size_t)row * C + c, sum);
+            store_floats<WIDTH>(dwte + (size_t)row * C + c, sum);
         }
     }
 }
@@ -445,7 +402,9 @@ __global__ void embedding_pieces_kernel(G* dwte, EmbeddingWords words, float* pa
 // order  fixed: by position
 template <class G>
 __global__ void embedding_partials_kernel(G* dwte, EmbeddingWords words, const float* partial,
-                                          const int* tokens, const int* order, int N, int C) {
+                                          EmbeddingSorted_ list, int C) {
+    const int *tokens = list.tokens, *order = list.order;
+    const int N = list.N;
     const int c = blockIdx.y * blockDim.x + threadIdx.x, chunks = ceil_div(N, EMBEDDING_CHUNK);
     const int first = blockIdx.x * EMBEDDING_CHUNK, behind = first + EMBEDDING_CHUNK;
     if (c >= C || behind >= N) {
@@ -453,7 +412,7 @@ __global__ void embedding_partials_kernel(G* dwte, EmbeddingWords words, const f
     }
     const int token = tokens[order[behind - 1]], row = embedding_row(words, token);
     const int from_the_start = tokens[order[first]] == token;
-    if (row < 0 || tokens[order[behind]] != token || embedding_token_(tokens, order, first - 1, N) == token) {
+    if (row < 0 || tokens[order[behind]] != token || embedding_token_(list, first - 1) == token) {
         return;
     }
     float sum = partial[(2 * (size_t)blockIdx.x + !from_the_start) * C + c];
@@ -464,34 +423,28 @@ __global__ void embedding_partials_kernel(G* dwte, EmbeddingWords words, const f
     *to = from_float<G>(to_float(*to) + sum);
 }
 
-template <class X, class G, int WIDTH>
-static inline void embedding_launch_tokens_(G* dwte, EmbeddingWords words, const X* dout, const int* tokens,
-                                            int N, int C, EmbeddingGpu* scratch, const Gpu* gpu) {
-    const int chunks = ceil_div(N, EMBEDDING_CHUNK);
-    launch(embedding_pieces_kernel<X, G, WIDTH>, chunks, 32 * EMBEDDING_WARPS, 0, gpu, dwte, words,
-           scratch->partial, dout, tokens, scratch->order[0], N, C);
-    launch(embedding_partials_kernel<G>, dim3(chunks, ceil_div(C, 256)), 256, 0, gpu, dwte, words,
-           scratch->partial, tokens, scratch->order[0], N, C);
+template <class X, int WIDTH>
+static inline void embedding_backward_positions_(Gradient dwpe, const X* dout, EmbeddingSizes sizes,
+                                                 GradientMode mode, const Gpu* gpu) {
+    const int rows = mode == GRADIENT_SET ? sizes.maxT : token_chunks_length(sizes.chunks, sizes.T);
+    GRADIENT_DISPATCH(dwpe, X,
+                      launch(embedding_positions_kernel<X, G, WIDTH>,
+                             embedding_grid_(rows, EMBEDDING_WARPS, sizes.C, WIDTH),
+                             dim3(32, EMBEDDING_WARPS), 0, gpu, (G*)dwpe.data, dout, sizes, rows, mode));
 }
 
 template <class X, int WIDTH>
-static inline void embedding_launch_backward_(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens,
-                                              EmbeddingSizes sizes, GradientMode mode, EmbeddingGpu* scratch,
-                                              const Gpu* gpu) {
+static inline void embedding_backward_tokens_(Gradient dwte, const X* dout, const int* tokens,
+                                              EmbeddingSizes sizes, EmbeddingGpu* scratch, const Gpu* gpu) {
     const EmbeddingWords words = {sizes.first, sizes.Vp};
-    const int N = sizes.B * sizes.T, C = sizes.C,
-              rows = mode == GRADIENT_SET ? sizes.maxT : token_chunks_length(sizes.chunks, sizes.T);
-    if (dwpe.data) {
-        GRADIENT_DISPATCH(dwpe, X,
-                          launch(embedding_positions_kernel<X, G, WIDTH>,
-                                 embedding_grid_(rows, EMBEDDING_WARPS, C, WIDTH), dim3(32, EMBEDDING_WARPS),
-                                 0, gpu, (G*)dwpe.data, dout, sizes, rows, mode));
-    }
-    if (dwte.data) {
-        GRADIENT_DISPATCH(
-            dwte, X,
-            embedding_launch_tokens_<X, G, WIDTH>((G*)dwte.data, words, dout, tokens, N, C, scratch, gpu));
-    }
+    const EmbeddingSorted_ list = {tokens, scratch->order[0], sizes.B * sizes.T};
+    const int chunks = ceil_div(list.N, EMBEDDING_CHUNK), C = sizes.C;
+    GRADIENT_DISPATCH(dwte, X, {
+        launch(embedding_pieces_kernel<X, G, WIDTH>, chunks, 32 * EMBEDDING_WARPS, 0, gpu, (G*)dwte.data,
+               words, scratch->partial, dout, list, C);
+        launch(embedding_partials_kernel<G>, dim3(chunks, ceil_div(C, 256)), 256, 0, gpu, (G*)dwte.data,
+               words, scratch->partial, list, C);
+    });
 }
 
 // Needs embedding_sort of the same tokens, unless dwte has no data.
@@ -504,10 +457,14 @@ static inline void embedding_backward(Gradient dwte, Gradient dwpe, const X* dou
         const size_t elements = (size_t)sizes.Vp * sizes.C;
         CUDA_CHECK(cudaMemsetAsync(dwte.data, 0, elements * dtype_bytes(dwte.dtype), gpu->stream));
     }
-    if (sizes.C % Pack<X>::SIZE == 0 && embedding_aligned_(dwte.data, dwpe.data, dout)) {
-        embedding_launch_backward_<X, Pack<X>::SIZE>(dwte, dwpe, dout, tokens, sizes, mode, scratch, gpu);
-    } else {
-        embedding_launch_backward_<X, 1>(dwte, dwpe, dout, tokens, sizes, mode, scratch, gpu);
+    const int packs = sizes.C % Pack<X>::SIZE == 0 && embedding_aligned_(dwte.data, dwpe.data, dout);
+    if (dwpe.data) {
+        (packs ? embedding_backward_positions_<X, Pack<X>::SIZE>
+               : embedding_backward_positions_<X, 1>)(dwpe, dout, sizes, mode, gpu);
+    }
+    if (dwte.data) {
+        (packs ? embedding_backward_tokens_<X, Pack<X>::SIZE>
+               : embedding_backward_tokens_<X, 1>)(dwte, dout, tokens, sizes, scratch, gpu);
     }
 }
 

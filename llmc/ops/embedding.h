@@ -17,12 +17,15 @@ according to `token_mode`, which is ADD if dwte holds the classifier's gradient 
 and to dwpe according to `mode`. Setting zeroes the rows of tokens and positions that are not used.
 Each of the two may be NULL.
 
-A model whose vocabulary is cut into slices (part.h) has some of the rows of wte, from word `first`
-on: the forward pass of a slice sets the rows of other words to zeros, and the backward pass skips
-them. The sum of all slices is exact; then the positions are added.
+If the vocabulary is cut into slices (part.h), a slice has the rows of wte from `first` on. Its
+forward pass sets the rows of other tokens to zeros, and its backward pass skips them. The sum of
+all slices is exact; then the positions are added.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
+
+#include <limits.h>
+#include <stddef.h>
 
 #include "llmc/base/host_device.h"
 #include "llmc/base/token_chunks.h"
@@ -48,19 +51,39 @@ HOST_DEVICE int embedding_position(EmbeddingPositions positions, int n, int T) {
 }
 
 // Sizes of a backward pass: of the batch, and the rows of dwte and of dwpe; which tokens of their
-// sequences those of the batch are; the word of the first row of dwte.
+// sequences are in the batch; the token of the first row of dwte.
 typedef struct {
     int B, T, C, Vp, maxT;
     TokenChunks chunks;
     int first;
 } EmbeddingSizes;
 
-// Words [first, first + count) of the vocabulary.
+// Vocabulary rows [first, first + count).
 typedef struct {
     int first, count;
 } EmbeddingWords;
 
-// Returns the row of a token in the matrix of these words; -1: another slice has it.
+// Sizes of a forward pass: N rows, sequences of T tokens, C columns; their positions; and the rows
+// of wte.
+typedef struct {
+    int N, T, C;
+    EmbeddingPositions positions;
+    EmbeddingWords words;
+} EmbeddingBatch;
+
+// Returns the sizes for a whole vocabulary.
+static inline EmbeddingBatch embedding_batch(int B, int T, int C, EmbeddingPositions positions) {
+    const EmbeddingBatch batch = {B * T, T, C, positions, {0, INT_MAX}};
+    return batch;
+}
+
+// Returns the sizes for the vocabulary rows of a slice, without positions.
+static inline EmbeddingBatch embedding_slice(int N, int C, EmbeddingWords words) {
+    const EmbeddingBatch batch = {N, N, C, {NULL, NULL, {0, 0}}, words};
+    return batch;
+}
+
+// Returns the row of a token in the matrix of these vocabulary rows; -1: another slice has it.
 HOST_DEVICE int embedding_row(EmbeddingWords words, int token) {
     const int row = token - words.first;
     return 0 <= row && row < words.count ? row : -1;
@@ -77,12 +100,9 @@ static inline double embedding_backward_bytes(double N, double C, double ids, do
     return 2 * N * C * element_bytes + 2 * ids * C * gradient_bytes;
 }
 
-void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T,
-                           EmbeddingPositions positions, int C);
-
-// Sets out (N, C) to the embeddings of tokens that are among `words`, and to zeros for the others.
 // wte (words.count, C).
-void embedding_words_cpu(float* out, const int* tokens, const float* wte, EmbeddingWords words, int N, int C);
+void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
+                           EmbeddingBatch batch);
 
 // Adds the embeddings of positions to out (count, C), the rows of (B, T) from `first` on.
 void embedding_positions_cpu(float* out, const float* wpe, int first, int count, int T,
@@ -104,26 +124,24 @@ void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const i
 #include "llmc/base/sizes.h"
 #include "llmc/base/vec.h"
 
-void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T,
-                           EmbeddingPositions positions, int C) {
+void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
+                           EmbeddingBatch batch) {
+    const int C = batch.C;
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < B * T; n++) {
-        const float* token = wte + (size_t)tokens[n] * C;
-        const float* position = wpe ? wpe + (size_t)embedding_position(positions, n, T) * C : NULL;
-        for (int c = 0; c < C; c++) {
-            out[(size_t)n * C + c] = position ? token[c] + position[c] : token[c];
-        }
-    }
-}
-
-void embedding_words_cpu(float* out, const int* tokens, const float* wte, EmbeddingWords words, int N,
-                         int C) {
-    const size_t bytes = (size_t)C * sizeof(float);
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        const int row = embedding_row(words, tokens[n]);
+    for (int n = 0; n < batch.N; n++) {
+        const int row = embedding_row(batch.words, tokens[n]);
         float* to = out + (size_t)n * C;
-        row < 0 ? memset(to, 0, bytes) : memcpy(to, wte + (size_t)row * C, bytes);
+        if (row < 0) {
+            memset(to, 0, (size_t)C * sizeof(float));
+        } else {
+            memcpy(to, wte + (size_t)row * C, (size_t)C * sizeof(float));
+        }
+        if (wpe) {
+            const float* position = wpe + (size_t)embedding_position(batch.positions, n, batch.T) * C;
+            for (int c = 0; c < C; c++) {
+                to[c] += position[c];
+            }
+        }
     }
 }
 

@@ -301,15 +301,16 @@ static inline unsigned expert_grid_(size_t tiles, int C) {
 
 // Computes `width` columns, each a sum of K products.
 template <ExpertLayout WEIGHT, class OUT, class X>
-static inline void expert_matmul_rows_(OUT* out, const X* inp, const X* weight, const ExpertRows* rows, int K,
-                                       int width, GradientMode mode, const Gpu* gpu) {
-    const int C = WEIGHT == EXPERT_ALONG ? K : width;
+static inline void expert_matmul_rows_(OUT* out, const X* inp, const X* weight, const ExpertRows* rows,
+                                       ExpertMatrix matrix, GradientMode mode, const Gpu* gpu) {
+    const int C = matrix.C, is_along = WEIGHT == EXPERT_ALONG, K = is_along ? C : matrix.OC,
+              width = is_along ? matrix.OC : C;
     const size_t tiles = (size_t)expert_tiles(rows) * ceil_div(width, (int)EXPERT_SIDE);
     const unsigned grid = expert_grid_(tiles, C);
 #if PTX_HAS_WGMMA
     if constexpr (sizeof(X) == 2) {
         if (expert_uses_wgmma_<X>(rows)) {
-            expert_wgmma_rows<WEIGHT>(out, inp, weight, rows, K, width, mode, gpu);
+            expert_wgmma_rows<WEIGHT>(out, inp, weight, rows, matrix, mode, gpu);
             return;
         }
     }
@@ -321,27 +322,28 @@ static inline void expert_matmul_rows_(OUT* out, const X* inp, const X* weight, 
 // Sets out, which may be fp32 or of X.
 template <class OUT, class X>
 static inline void expert_matmul_forward(OUT* out, const X* inp, const X* weight, const ExpertRows* rows,
-                                         int C, int OC, const Gpu* gpu) {
-    expert_matmul_rows_<EXPERT_ALONG>(out, inp, weight, rows, C, OC, GRADIENT_SET, gpu);
+                                         ExpertMatrix matrix, const Gpu* gpu) {
+    expert_matmul_rows_<EXPERT_ALONG>(out, inp, weight, rows, matrix, GRADIENT_SET, gpu);
 }
 
 // Sets or adds to dinp.
 template <class X>
 static inline void expert_matmul_backward_input(X* dinp, const X* dout, const X* weight,
-                                                const ExpertRows* rows, int C, int OC, GradientMode mode,
-                                                const Gpu* gpu) {
-    expert_matmul_rows_<EXPERT_ACROSS>(dinp, dout, weight, rows, OC, C, mode, gpu);
+                                                const ExpertRows* rows, ExpertMatrix matrix,
+                                                GradientMode mode, const Gpu* gpu) {
+    expert_matmul_rows_<EXPERT_ACROSS>(dinp, dout, weight, rows, matrix, mode, gpu);
 }
 
 template <class OUT, class X>
 static inline void expert_matmul_weight_(OUT* dweight, const X* dout, const X* inp, const ExpertRows* rows,
-                                         int C, int OC, GradientMode mode, const Gpu* gpu) {
+                                         ExpertMatrix matrix, GradientMode mode, const Gpu* gpu) {
+    const int C = matrix.C, OC = matrix.OC;
     const size_t tiles = (size_t)rows->E * ceil_div(OC, (int)EXPERT_SIDE) * ceil_div(C, (int)EXPERT_SIDE);
     const unsigned grid = expert_grid_(tiles, C);
 #if PTX_HAS_WGMMA
     if constexpr (sizeof(X) == 2) {
         if (expert_uses_wgmma_<X>(rows)) {
-            expert_wgmma_weight(dweight, dout, inp, rows, C, OC, mode, gpu);
+            expert_wgmma_weight(dweight, dout, inp, rows, matrix, mode, gpu);
             return;
         }
     }
@@ -353,9 +355,10 @@ static inline void expert_matmul_weight_(OUT* dweight, const X* dout, const X* i
 // Sets or adds to dweight.
 template <class X>
 static inline void expert_matmul_backward_weight(Gradient dweight, const X* dout, const X* inp,
-                                                 const ExpertRows* rows, int C, int OC, GradientMode mode,
-                                                 const Gpu* gpu) {
-    GRADIENT_DISPATCH(dweight, X, expert_matmul_weight_((G*)dweight.data, dout, inp, rows, C, OC, mode, gpu));
+                                                 const ExpertRows* rows, ExpertMatrix matrix,
+                                                 GradientMode mode, const Gpu* gpu) {
+    GRADIENT_DISPATCH(dweight, X,
+                      expert_matmul_weight_((G*)dweight.data, dout, inp, rows, matrix, mode, gpu));
 }
 
 #endif

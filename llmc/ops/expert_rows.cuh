@@ -23,7 +23,12 @@ typedef struct {
     ExpertInstructions by;
 } ExpertRows;
 
-// Place of an operand's elements: those of one sum are neighbors, or `stride` elements apart.
+// Sizes of the matrix (OC, C) of an expert.
+typedef struct {
+    int C, OC;
+} ExpertMatrix;
+
+// Place of an operand's elements: the terms of a sum are neighbors, or `stride` elements apart.
 typedef enum { EXPERT_ALONG, EXPERT_ACROSS } ExpertLayout;
 
 // Returns the distance of rows of OC columns that sums run over.
@@ -36,7 +41,7 @@ typedef struct {
     int e, row, rows;
 } ExpertTile;
 
-// Returns the rows of tile i of all experts: first those of expert 0, then those of 1 ... No rows:
+// Returns the rows of tile i of all experts: first the tiles of expert 0, then of 1 ... No rows:
 // it is past the last one. Each warp looks for it.
 __device__ inline ExpertTile expert_find(const ExpertRows& rows, int i) {
     const int lane = (int)threadIdx.x % 32;

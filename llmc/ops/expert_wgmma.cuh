@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(EXPERT_WGMMA_THREADS_, 1)
 
 // ---- launchers ----
 
-// Returns the rows of a box of TMA: those of a side, or of the steps of a tile.
+// Returns the rows of a box of TMA: the rows of a side, or of the steps of a tile.
 static inline int expert_box_(ExpertLayout layout, int side) {
     return layout == EXPERT_ALONG ? side : (int)WGMMA_DEPTH;
 }
@@ -348,9 +348,10 @@ static inline unsigned expert_blocks_(int tiles, const Gpu* gpu) {
 
 // Computes `width` columns, each a sum of K products.
 template <ExpertLayout WEIGHT, class OUT, class X>
-static inline void expert_wgmma_rows(OUT* out, const X* inp, const X* weight, const ExpertRows* rows, int K,
-                                     int width, GradientMode mode, const Gpu* gpu) {
-    const int is_along = WEIGHT == EXPERT_ALONG, C = is_along ? K : width, OC = is_along ? width : K;
+static inline void expert_wgmma_rows(OUT* out, const X* inp, const X* weight, const ExpertRows* rows,
+                                     ExpertMatrix matrix, GradientMode mode, const Gpu* gpu) {
+    const int C = matrix.C, OC = matrix.OC, is_along = WEIGHT == EXPERT_ALONG, K = is_along ? C : OC,
+              width = is_along ? OC : C;
     const CUtensorMap left = tensor_map(inp, K, rows->all, 1, expert_padded(K), EXPERT_SIDE),
                       right = tensor_map(weight, C, OC, rows->E, C, expert_box_(WEIGHT, EXPERT_WIDE_));
     const ExpertRowsJobs_ jobs = {*rows, K, width};
@@ -362,7 +363,8 @@ static inline void expert_wgmma_rows(OUT* out, const X* inp, const X* weight, co
 
 template <class OUT, class X>
 static inline void expert_wgmma_weight(OUT* dweight, const X* dout, const X* inp, const ExpertRows* rows,
-                                       int C, int OC, GradientMode mode, const Gpu* gpu) {
+                                       ExpertMatrix matrix, GradientMode mode, const Gpu* gpu) {
+    const int C = matrix.C, OC = matrix.OC;
     const CUtensorMap left = tensor_map(dout, OC, rows->all, 1, expert_padded(OC), WGMMA_DEPTH),
                       right = tensor_map(inp, C, rows->all, 1, C, WGMMA_DEPTH);
     const ExpertWeightJobs_ jobs = {*rows, OC, C};

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
 // A warp adds up the rows of a token.
 // grid   ceil(N / 8)      block   256 = 8 tokens      shared   none
 // moves  N*used*C in, N*C in if added to, N*C out. Bound by memory.
-// order  fixed: that of `chosen`
+// order  fixed: as in `chosen`
 template <class X>
 __global__ void __launch_bounds__(EXPERTS_THREADS)
     experts_sum_kernel(X* out, const X* add, const X* rows, Router r, int C) {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
     }
 }
 
-// A warp computes both gradients of a row, and that of its scale.
+// A warp computes both gradients of a row, and the gradient of its scale.
 // grid   ceil(most rows / 8)      block   256 = 8 rows      shared   none
 // moves  3*M*F in, 2*M*F out, M fp32 out. Bound by memory.
 // order  fixed

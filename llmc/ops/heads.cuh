@@ -29,7 +29,7 @@ enum {
     HEADS_ROW_COLUMNS_ = 16 // most columns of a thread, of all heads together
 };
 
-// Heads, like those of heads.h, of type X.
+// Heads (heads.h) of type X.
 template <class X> struct HeadsGpu {
     HeadsKind kind;
     float eps;
@@ -42,7 +42,7 @@ template <class X> struct HeadsGpu {
 };
 
 template <class X> static inline int heads_do_nothing(const HeadsGpu<X>* heads) {
-    return heads->kind == HEADS_PLAIN && !heads->rope.table;
+    return !heads_parts(heads->kind).has_norm && !heads->rope.table;
 }
 
 // ---- a lane's columns of a head ----
@@ -58,7 +58,7 @@ template <int WIDTH> struct HeadsLane_ {
 // Columns in registers, as they are in memory.
 template <class X, int WIDTH> struct HeadsWords_ { Elements<X, WIDTH> item[HeadsLane_<WIDTH>::ITEMS]; };
 
-// Loads the lane's columns of a head; zeros unless it is there.
+// Loads the lane's columns of a head; zeros if it is out of range.
 template <class X, int WIDTH>
 __device__ inline void heads_load_(HeadsWords_<X, WIDTH>& words, const X* head, bool is_there,
                                    const HeadsLane_<WIDTH>& lane) {
@@ -459,7 +459,7 @@ __global__ void __launch_bounds__(HEADS_ROW_THREADS)
 // Returns the heads without a norm of their own: those that have one together only turn.
 template <class X> static inline HeadsGpu<X> heads_alone_(const HeadsGpu<X>* heads) {
     HeadsGpu<X> alone = *heads;
-    alone.kind = heads->kind == HEADS_ROW_NORM ? HEADS_PLAIN : heads->kind;
+    alone.kind = heads_parts(heads->kind).is_together ? HEADS_PLAIN : heads->kind;
     return alone;
 }
 
@@ -482,21 +482,45 @@ template <int WIDTH> static inline int heads_lanes_(int HS) {
 }
 
 template <class X, int WIDTH>
+static inline decltype(&heads_forward_kernel<X, WIDTH, HEADS_PLAIN>) heads_forward_of_(HeadsKind kind) {
+    switch (kind) {
+    case HEADS_PLAIN:
+    case HEADS_ROW_NORM:
+        break;
+    case HEADS_NORM:
+        return heads_forward_kernel<X, WIDTH, HEADS_NORM>;
+    case HEADS_UNIT_NORM:
+        return heads_forward_kernel<X, WIDTH, HEADS_UNIT_NORM>;
+    }
+    return heads_forward_kernel<X, WIDTH, HEADS_PLAIN>;
+}
+
+template <class X, int WIDTH>
 static inline void heads_launch_forward_(X* x, const HeadsGpu<X>* heads, float sign, const Gpu* gpu) {
-    const auto kernel = heads->kind == HEADS_NORM        ? heads_forward_kernel<X, WIDTH, HEADS_NORM>
-                        : heads->kind == HEADS_UNIT_NORM ? heads_forward_kernel<X, WIDTH, HEADS_UNIT_NORM>
-                                                         : heads_forward_kernel<X, WIDTH, HEADS_PLAIN>;
-    launch(kernel, heads_grid_(heads), HEADS_THREADS, 0, gpu, x, *heads, sign,
-           heads->sizes.B * heads->sizes.T, heads_lanes_<WIDTH>(heads->sizes.HS));
+    launch(heads_forward_of_<X, WIDTH>(heads->kind), heads_grid_(heads), HEADS_THREADS, 0, gpu, x, *heads,
+           sign, heads->sizes.B * heads->sizes.T, heads_lanes_<WIDTH>(heads->sizes.HS));
+}
+
+// Returns the kernel of a norm of each head.
+template <class X, int WIDTH>
+static inline decltype(&heads_backward_kernel<X, WIDTH, HEADS_NORM>) heads_backward_of_(HeadsKind kind) {
+    switch (kind) {
+    case HEADS_PLAIN:
+    case HEADS_ROW_NORM:
+        break;
+    case HEADS_NORM:
+        return heads_backward_kernel<X, WIDTH, HEADS_NORM>;
+    case HEADS_UNIT_NORM:
+        return heads_backward_kernel<X, WIDTH, HEADS_UNIT_NORM>;
+    }
+    return NULL;
 }
 
 template <class X, int WIDTH>
 static inline void heads_launch_backward_(X* dqkv, float* sums, const X* qkv, const HeadsGpu<X>* heads,
                                           const Gpu* gpu) {
-    launch(heads->kind == HEADS_NORM ? heads_backward_kernel<X, WIDTH, HEADS_NORM>
-                                     : heads_backward_kernel<X, WIDTH, HEADS_UNIT_NORM>,
-           heads_grid_(heads), HEADS_THREADS, 0, gpu, dqkv, sums, qkv, *heads,
-           heads->sizes.B * heads->sizes.T, heads_lanes_<WIDTH>(heads->sizes.HS));
+    launch(heads_backward_of_<X, WIDTH>(heads->kind), heads_grid_(heads), HEADS_THREADS, 0, gpu, dqkv, sums,
+           qkv, *heads, heads->sizes.B * heads->sizes.T, heads_lanes_<WIDTH>(heads->sizes.HS));
 }
 
 // Returns 1 if all rows of heads consist of packs.
@@ -514,7 +538,7 @@ static inline void heads_forward_(X* x, const HeadsGpu<X>* alone, float sign, co
 
 template <class X> static inline void heads_forward(X* qkv, const HeadsGpu<X>* heads, const Gpu* gpu) {
     const HeadsGpu<X> alone = heads_alone_(heads);
-    if (heads->kind == HEADS_ROW_NORM) {
+    if (heads_parts(heads->kind).is_together) {
         launch(heads_row_forward_kernel<X>, dim3((unsigned)(heads->sizes.B * heads->sizes.T), 2),
                HEADS_ROW_THREADS, 0, gpu, qkv, *heads);
     }
@@ -542,11 +566,12 @@ static inline void heads_finish_(const HeadsGradientsGpu* d, int queries, int qu
                                  int key_cols, const Gpu* gpu) {
     const float* of_keys = d->sums + (size_t)queries * query_cols;
     if (d->dqnormw.data) {
-        column_sums_finish<X>(&d->dqnormw, 1, (const float*)d->sums, queries, query_cols, query_cols, d->mode,
-                              gpu);
+        column_sums_finish<X>(&d->dqnormw, 1, ColumnPartials<float>{d->sums, queries, query_cols, query_cols},
+                              d->mode, gpu);
     }
     if (d->dknormw.data) {
-        column_sums_finish<X>(&d->dknormw, 1, of_keys, keys, key_cols, key_cols, d->mode, gpu);
+        column_sums_finish<X>(&d->dknormw, 1, ColumnPartials<float>{of_keys, keys, key_cols, key_cols},
+                              d->mode, gpu);
     }
 }
 
@@ -570,7 +595,7 @@ static inline void heads_norm_backward_(X* dqkv, const HeadsGradientsGpu* d, con
     const int groups = ceil_div(sizes.B * sizes.T, (int)HEADS_TOKENS);
     (heads_packs_(qkv, (const X*)dqkv, heads) ? heads_launch_backward_<X, Pack<X>::SIZE>
                                               : heads_launch_backward_<X, 2>)(dqkv, d->sums, qkv, heads, gpu);
-    if (heads->kind == HEADS_NORM) {
+    if (heads_parts(heads->kind).has_weights) {
         heads_finish_<X>(d, groups * heads_blocks_(sizes.NH), sizes.HS, groups * heads_blocks_(sizes.KV),
                          sizes.HS, gpu);
     }
@@ -580,12 +605,12 @@ template <class X>
 static inline void heads_backward(X* dqkv, const HeadsGradientsGpu* d, const X* qkv, const HeadsGpu<X>* heads,
                                   const Gpu* gpu) {
     const HeadsGpu<X> alone = heads_alone_(heads);
-    if (alone.kind != HEADS_PLAIN) {
+    if (heads_parts(alone.kind).has_norm) {
         heads_norm_backward_(dqkv, d, qkv, &alone, gpu);
     } else if (alone.rope.table) {
         heads_forward_(dqkv, &alone, -1.0f, gpu);
     }
-    if (heads->kind == HEADS_ROW_NORM) {
+    if (heads_parts(heads->kind).is_together) {
         heads_row_backward_(dqkv, d, heads, gpu);
     }
 }

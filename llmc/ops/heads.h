@@ -38,9 +38,29 @@ these up in a fixed order.
 extern "C" {
 #endif
 
-// Norms of queries and keys: none; of each head, with weights; of all heads together, with weights;
-// of each head, without weights.
-typedef enum { HEADS_PLAIN, HEADS_NORM, HEADS_ROW_NORM, HEADS_UNIT_NORM } HeadsKind;
+// Norms of queries and keys: X(kind, has a norm, has weights, of all heads together, keeps rstd).
+// clang-format off
+#define HEADS_KINDS(X) \
+    X(HEADS_PLAIN,     0, 0, 0, 0) \
+    X(HEADS_NORM,      1, 1, 0, 0) \
+    X(HEADS_ROW_NORM,  1, 1, 1, 0) \
+    X(HEADS_UNIT_NORM, 1, 0, 0, 1)
+// clang-format on
+
+#define HEADS_VALUE_(kind, ...) kind,
+typedef enum { HEADS_KINDS(HEADS_VALUE_) } HeadsKind;
+#undef HEADS_VALUE_
+
+typedef struct {
+    int has_norm, has_weights, is_together, keeps_rstd;
+} HeadsParts;
+
+static inline HeadsParts heads_parts(HeadsKind kind) {
+#define HEADS_ROW_(kind, ...) {__VA_ARGS__},
+    static const HeadsParts rows[] = {HEADS_KINDS(HEADS_ROW_)};
+#undef HEADS_ROW_
+    return rows[kind];
+}
 
 typedef struct {
     HeadsKind kind;
@@ -54,7 +74,7 @@ typedef struct {
 
 // Returns 1 if queries and keys are what the linear layer computes.
 static inline int heads_do_nothing(const Heads* heads) {
-    return heads->kind == HEADS_PLAIN && !heads->rope.table;
+    return !heads_parts(heads->kind).has_norm && !heads->rope.table;
 }
 
 void heads_forward_cpu(float* qkv, const Heads* heads);
@@ -63,7 +83,7 @@ void heads_forward_cpu(float* qkv, const Heads* heads);
 // their input.
 static inline double heads_bytes(AttentionSizes sizes, HeadsKind kind, double element_bytes) {
     const double elements = (double)sizes.B * sizes.T * attention_query_key_size(sizes);
-    return (kind == HEADS_PLAIN ? 2 : 3) * elements * element_bytes;
+    return (heads_parts(kind).has_norm ? 3 : 2) * elements * element_bytes;
 }
 
 // Gradients of the weights, and memory for (B, NH + KV, HS) floats.
@@ -97,10 +117,6 @@ static float heads_rstd_(const float* x, const Heads* heads, int n) {
     return 1.0f / sqrtf(vec_dot(x, x, n) / (float)n + heads->eps);
 }
 
-static int heads_has_weights_(const Heads* heads) {
-    return heads->kind == HEADS_NORM || heads->kind == HEADS_ROW_NORM;
-}
-
 // Normalizes n columns.
 static void heads_weigh_(float* x, const float* weight, const Heads* heads, int n) {
     const float r = heads_rstd_(x, heads, n);
@@ -112,14 +128,21 @@ static void heads_weigh_(float* x, const float* weight, const Heads* heads, int 
 // Normalizes head h of a token, x (HS), if it has a norm of its own.
 static void heads_norm_(float* x, const Heads* heads, int n, int h) {
     const int HS = heads->sizes.HS, NH = heads->sizes.NH;
-    if (heads->kind == HEADS_NORM) {
+    switch (heads->kind) {
+    case HEADS_PLAIN:
+    case HEADS_ROW_NORM:
+        return;
+    case HEADS_NORM:
         heads_weigh_(x, h < NH ? heads->qnormw : heads->knormw, heads, HS);
-    } else if (heads->kind == HEADS_UNIT_NORM) {
+        return;
+    case HEADS_UNIT_NORM: {
         const float r = heads_rstd_(x, heads, HS);
         heads->rstd[(size_t)n * (NH + heads->sizes.KV) + h] = r;
         for (int c = 0; c < HS; c++) {
             x[c] *= r;
         }
+        return;
+    }
     }
 }
 
@@ -127,10 +150,10 @@ static void heads_norm_(float* x, const Heads* heads, int n, int h) {
 static void heads_forward_row_(float* row, const Heads* heads, int n) {
     const int HS = heads->sizes.HS, columns = attention_query_key_size(heads->sizes);
     const int Q = heads->sizes.NH * HS;
-    if (heads_has_weights_(heads) && heads->raw) {
+    if (heads_parts(heads->kind).has_weights && heads->raw) {
         memcpy(heads->raw + (size_t)n * columns, row, (size_t)columns * sizeof(float));
     }
-    if (heads->kind == HEADS_ROW_NORM) {
+    if (heads_parts(heads->kind).is_together) {
         heads_weigh_(row, heads->qnormw, heads, Q);
         heads_weigh_(row + Q, heads->knormw, heads, columns - Q);
     }
@@ -176,27 +199,39 @@ static void heads_norm_backward_(float* dn, float* sum, const float* x, const fl
     }
 }
 
+// Turns a head of token n back, if it has a position.
+static void heads_turn_back_(float* d, const Heads* heads, int n) {
+    if (heads->rope.table) {
+        rope_turn_back(d, heads_angles_(heads, n), heads->sizes.HS);
+    }
+}
+
 // Computes head h of sequence b; `sum` (HS) gets its part of the gradient of the weight.
 static void heads_backward_head_(float* dqkv, float* sum, const float* qkv, const Heads* heads, int b,
                                  int h) {
     const AttentionSizes sizes = heads->sizes;
     const int HS = sizes.HS, count = sizes.NH + sizes.KV;
     const size_t QKV = (size_t)attention_qkv_size(sizes);
-    for (int c = 0; c < HS && heads->kind == HEADS_NORM; c++) {
+    for (int c = 0; c < HS && heads_parts(heads->kind).has_weights; c++) {
         sum[c] = 0;
     }
     for (int n = b * sizes.T; n < (b + 1) * sizes.T; n++) {
         const size_t head = (size_t)n * count + h, at = n * QKV + (size_t)h * HS;
         float* d = dqkv + at;
-        if (heads->kind == HEADS_UNIT_NORM) {
-            heads_unit_backward_(d, qkv + at, heads->rstd[head], HS);
-        }
-        if (heads->rope.table) {
-            rope_turn_back(d, heads_angles_(heads, n), HS);
-        }
-        if (heads->kind == HEADS_NORM) {
+        switch (heads->kind) {
+        case HEADS_PLAIN:
+        case HEADS_ROW_NORM:
+            heads_turn_back_(d, heads, n);
+            break;
+        case HEADS_NORM:
+            heads_turn_back_(d, heads, n);
             heads_norm_backward_(d, sum, heads->raw + head * HS, h < sizes.NH ? heads->qnormw : heads->knormw,
                                  heads, HS);
+            break;
+        case HEADS_UNIT_NORM:
+            heads_unit_backward_(d, qkv + at, heads->rstd[head], HS);
+            heads_turn_back_(d, heads, n);
+            break;
         }
     }
 }
@@ -210,8 +245,8 @@ static void heads_backward_rows_(float* dqkv, float* sum, const Heads* heads, in
     for (int n = b * sizes.T; n < (b + 1) * sizes.T; n++) {
         float* d = dqkv + (size_t)n * attention_qkv_size(sizes);
         const float* x = heads->raw + (size_t)n * columns;
-        for (int c = 0; c < columns && heads->rope.table; c += HS) {
-            rope_turn_back(d + c, heads_angles_(heads, n), HS);
+        for (int c = 0; c < columns; c += HS) {
+            heads_turn_back_(d + c, heads, n);
         }
         heads_norm_backward_(d, sum, x, heads->qnormw, heads, Q);
         heads_norm_backward_(d + Q, sum + Q, x + Q, heads->knormw, heads, columns - Q);
@@ -246,7 +281,7 @@ static void heads_row_norm_backward_(float* dqkv, const HeadsGradients* d, const
 void heads_backward_cpu(float* dqkv, const HeadsGradients* d, const float* qkv, const Heads* heads) {
     const AttentionSizes sizes = heads->sizes;
     const int B = sizes.B, HS = sizes.HS, count = sizes.NH + sizes.KV;
-    if (heads->kind == HEADS_ROW_NORM) {
+    if (heads_parts(heads->kind).is_together) {
         heads_row_norm_backward_(dqkv, d, heads);
         return;
     }
@@ -257,7 +292,7 @@ void heads_backward_cpu(float* dqkv, const HeadsGradients* d, const float* qkv, 
     for (int i = 0; i < B * count; i++) {
         heads_backward_head_(dqkv, d->sums + (size_t)i * HS, qkv, heads, i / count, i % count);
     }
-    if (heads->kind == HEADS_NORM) {
+    if (heads_parts(heads->kind).has_weights) {
         heads_finish_weight_(d->dqnormw, d->sums, B, count * HS, sizes.NH, HS, d->mode);
         heads_finish_weight_(d->dknormw, d->sums + (size_t)sizes.NH * HS, B, count * HS, sizes.KV, HS,
                              d->mode);

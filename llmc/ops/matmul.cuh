@@ -20,947 +20,21 @@ cannot fuse bias or GELU into a matmul, a kernel applies it to the rounded resul
 computes dbias, the sum of a micro-batch is rounded before it is added; so is dweight if its
 algorithm splits the sum (seen on an H200).
 
-Plans. The first matmul of a shape makes a plan: the descriptors and an algorithm, which is the
-first choice of cublasLt's heuristic or, with `autotune`, the fastest one measured. Later matmuls
-reuse it. If the table of plans is full, the least recently used untuned one is dropped. Tuning is
-slow, waits for the GPU and may allocate memory: run each matmul once before it is captured in a
-graph.
-
-The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan;
-measurements may not. So measured choices are kept in files (matmul_algorithms.h) and looked up
-before anything is measured: first those of this run, which matmul_gpu_load_plans reads from its
-checkpoint and matmul_gpu_save_plans writes, then those in the machine's cache. A matmul has
-separate plans with and without `autotune`, so the order of matmuls does not matter. With GELU_RACE
-the race is not only between algorithms but also between ways of an operation, in one matmul or in
-steps; attention races, too (attention_race.cuh). Their bits differ, too, so the files also keep the
-way. If a sum is split, its parts are
-added in fp32 in a separate step, never in place or in 16 bits.
-
-With several ranks, rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would give
-other bits, and the others would wait for the slowest. A matmul that is tuned for the first time is
-then a collective call: all ranks make it, in the same order.
-
-MatmulGpu has one workspace: its matmuls must be on one stream.
+Algorithms are chosen and kept as matmul_plans.cuh does it.
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
 #include <assert.h>
-#include <cublasLt.h>
 
-#include "llmc/base/file.h"
 #include "llmc/base/sizes.h"
-#include "llmc/base/xxh64.h"
-#include "llmc/ops/column_sums.cuh"
-#include "llmc/comm/comm.h"
 #include "llmc/ops/activation.cuh"
-#include "llmc/gpu/gpu.cuh"
+#include "llmc/ops/column_sums.cuh"
 #include "llmc/ops/matmul.h"
-#include "llmc/ops/matmul_algorithms.h"
-
-// a model needs about 20, and as many again for each batch size of generation
-#define MATMUL_PLANS 256
-// Algorithms that autotune measures: the library's guesses, and the first of them with clusters of
-// two blocks, which share what they load.
-#define MATMUL_GUESSES 32
-#define MATMUL_CLUSTERED 2
-#define MATMUL_CANDIDATES (MATMUL_GUESSES + 2 * MATMUL_CLUSTERED)
-// The first race starts when the leader has run for so long, or so often: a cold GPU has other
-// clocks than one in the middle of a step.
-#define MATMUL_WARM_MS 300.0f
-#define MATMUL_WARM_RUNS 256
-// Rounds of measurements after one that loads the kernels; the shortest time counts.
-#define MATMUL_ROUNDS 4
-// decisions on the ways of operations: a model needs two per batch size, and four for attention
-#define MATMUL_DECISIONS 64
-#define MATMUL_WAYS 5         // most ways of an operation
-#define MATMUL_HOPELESS 1.25f // times the best time so far: too slow to measure again
-#define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
-// An algorithm replaces the heuristic's choice if its time is less than this fraction of it.
-#define MATMUL_WORTHWHILE 0.98f
-
-// GELUs that cublasLt applies while it stores a matmul's result: a sum of flags. The faster way
-// depends on GPU and type. With a race, autotune measures each way of doing the operation, and the
-// FUSED flags only apply without autotune.
-typedef enum {
-    GELU_SEPARATE = 0,
-    GELU_FUSED_FORWARD = 1,
-    GELU_FUSED_BACKWARD = 2,
-    GELU_FUSED = GELU_FUSED_FORWARD | GELU_FUSED_BACKWARD,
-    GELU_RACE_FORWARD = 4,
-    GELU_RACE_BACKWARD = 8,
-    GELU_RACE = GELU_RACE_FORWARD | GELU_RACE_BACKWARD
-} GeluFusion;
-
-// Ways of an operation with GELU: how much of it one matmul does.
-typedef enum { GELU_WITH_BIAS_GRADIENT_, GELU_IN_MATMUL_, GELU_IN_STEPS_, GELU_WAYS_ } GeluWay_;
-
-typedef struct {
-    int tf32; // fp32 matmuls on tensor cores, with factors rounded to 10 bits
-    GeluFusion gelu_fusion;
-    // set where GELU is fused backward: the matmul may also sum the gradient of the bias before
-    // GELU
-    int bias_fusion;
-    int autotune;
-    // size of cublasLt's workspace (matmul_workspace_bytes); 0: the largest that helps any model
-    size_t workspace_bytes;
-} MatmulSettings;
-
-typedef struct {
-    void* out;
-    const void *add, *left, *right;
-    const void* bias;    // input of BIAS, output of DGELU_BGRAD
-    void* aux;           // values before GELU: output of GELU_AUX, input of DGELU and DGELU_BGRAD
-    const float* scales; // factors of the matmul, and of what is added; NULL: both are 1
-    const float *left_scales, *right_scales; // of E4M3: of the rows and columns of the result
-} MatmulOperands_;
-
-typedef struct {
-    MatmulKey key;
-    int tuned;   // made with autotune
-    int refused; // cublasLt has no algorithm, and the members below are not set
-    cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t left, right, out;
-    cublasLtMatmulAlgo_t algorithm;
-    int chosen, candidates; // index and count in the order of the heuristic
-    float ms;               // measured by autotune, else 0
-    int kept;               // measured in an earlier run
-    uint64_t last_use;
-} MatmulPlan_;
-
-// Ways first ... end - 1 of an operation, in words; the standard one loses only to a clearly faster
-// one. `name` is that of the operation; empty: that of its matmul.
-typedef struct {
-    int first, end, standard;
-    const char* const* words;
-    char name[64];
-} MatmulWays;
-
-// The way of an operation that won a race, and the times of all ways.
-typedef struct {
-    MatmulKey key; // the matmul that does most of the operation, without an alignment
-    MatmulWays ways;
-    int way;
-    float ms[MATMUL_WAYS]; // 0: not measured in this run
-} MatmulDecision_;
-
-typedef struct {
-    const Gpu* gpu;
-    MatmulSettings settings;
-    cublasLtHandle_t handle;
-    cublasLtMatmulPreference_t preference;
-    void* workspace; // of cublasLt, and for the partial sums of bias gradients
-    size_t workspace_bytes;
-    // (COLUMN_SUMS_FLOATS) sums of DGELU_BGRAD that are then added
-    float* bias_sums;
-    // for autotune: before, between and after the candidates
-    cudaEvent_t events[MATMUL_CANDIDATES + 1];
-    int is_warm;    // a race has run
-    int has_chosen; // with several ranks: the time of races is over; later not all would meet
-    // in words, all that an algorithm depends on besides the matmul
-    char machine[512];
-    MatmulChoices chosen, cached; // choices of this run, and of the cache
-    char cache[PATH_MAX];         // the cache's file; empty: none
-    int cache_is_old;             // `cached` has entries that the file lacks
-    // rank 0 of it chooses for all; NULL: every process chooses for itself
-    Comm* comm;
-    int plans_count;
-    uint64_t uses; // counter for the last_use of plans
-    MatmulPlan_ plans[MATMUL_PLANS];
-    int decisions_count;
-    MatmulDecision_ decisions[MATMUL_DECISIONS];
-} MatmulGpu;
-
-// ---- errors ----
-
-// Checks a call; `what` is a string that names the matmul, or the step.
-#define CUBLAS_CHECK(call, what)                                                                             \
-    do {                                                                                                     \
-        const cublasStatus_t status_ = (call);                                                               \
-        CHECK_CALL(status_ == CUBLAS_STATUS_SUCCESS, "cublasLt: %s: %s: %s", what, #call,                    \
-                   cublasLtGetStatusString(status_));                                                        \
-    } while (0)
-
-static inline const char* matmul_epilogue_name_(int epilogue) {
-    switch (epilogue) {
-    case CUBLASLT_EPILOGUE_DEFAULT:
-        return "nothing";
-    case CUBLASLT_EPILOGUE_BIAS:
-        return "bias";
-    case CUBLASLT_EPILOGUE_GELU_AUX:
-        return "gelu";
-    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
-        return "bias and gelu";
-    case CUBLASLT_EPILOGUE_DGELU_BGRAD:
-        return "gelu's derivative and gradient of the bias";
-    default:
-        return "gelu's derivative";
-    }
-}
-
-typedef struct {
-    char text[176];
-} MatmulName_;
-
-static inline MatmulName_ matmul_name_(const MatmulKey* key) {
-    MatmulName_ name;
-    snprintf(name.text, sizeof(name.text), "(%d, %d) %s (%d, %d)%s (%d, %d)%s, %s to %s, then %s", key->rows,
-             key->cols, key->adds ? "+=" : "=", key->left_transposed ? key->depth : key->rows,
-             key->left_transposed ? key->rows : key->depth, key->left_transposed ? "^T" : "",
-             key->right_transposed ? key->cols : key->depth, key->right_transposed ? key->depth : key->cols,
-             key->right_transposed ? "^T" : "", dtype_name((DType)key->type),
-             dtype_name((DType)key->out_type), matmul_epilogue_name_(key->epilogue));
-    if (key->batch > 1) {
-        const size_t length = strlen(name.text);
-        snprintf(name.text + length, sizeof(name.text) - length, ", %d times", key->batch);
-    }
-    return name;
-}
-
-// ---- open and close ----
-
-// Returns the largest useful workspace. NVIDIA advises 32 MiB for Hopper, whose kernels split more.
-// But one part's sums of fc's weight gradient are 9 MiB for GPT-2 124M, so 32 MiB would rule out
-// splits by 4 and more.
-static inline size_t matmul_most_workspace_(int major) { return (size_t)(major >= 9 ? 128 : 8) << 20; }
-
-// Returns the major compute capability of a device; without one, that of an H100.
-static inline int matmul_major_(int device) {
-    int major = 9;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
-        cudaGetLastError(); // clears the error
-        major = 9;
-    }
-    return major;
-}
-
-// Returns 1 if cublasLt's epilogues with GELU are faster than separate kernels. According to
-// others' measurements they are on Hopper and on Blackwell's data center cards, but slower on RTX
-// 4090 and 5090 (llm.c's pull request 591, sglang's issue 34350).
-static inline int matmul_gelu_pays(int device) {
-    const int major = matmul_major_(device);
-    return major == 9 || major == 10;
-}
-
-// Returns the size of cublasLt's workspace for micro-batches of N tokens and a model of C channels.
-// The workspace holds sums of the parts that a matmul is split into, and parts with a depth below
-// 256 are not worth their sums. So each of a block's largest matmuls, of N, C and 4 C, has at most
-// N C C / 64 sums. Rounded up to a power of two: choices of algorithms are kept per size.
-static inline size_t matmul_workspace_bytes(int device, size_t N, size_t C) {
-    const size_t most = matmul_most_workspace_(matmul_major_(device)),
-                 wanted = N * C * C / 64 * sizeof(float);
-    size_t bytes = (size_t)8 << 20;
-    while (bytes < wanted && bytes < most) {
-        bytes *= 2;
-    }
-    return bytes;
-}
-
-static inline void matmul_gpu_open(MatmulGpu* ctx, Memory* memory, const Gpu* gpu, MatmulSettings settings) {
-    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    memset((void*)ctx, 0, sizeof(*ctx));
-    ctx->gpu = gpu;
-    ctx->settings = settings;
-    ctx->workspace_bytes =
-        settings.workspace_bytes ? settings.workspace_bytes : matmul_most_workspace_(gpu->major);
-    ctx->workspace =
-        memory_take(memory, "cuBLASLt workspace: of matmuls", MEMORY_DEVICE, ctx->workspace_bytes);
-    if (settings.bias_fusion) {
-        ctx->bias_sums = (float*)memory_take(memory, "cuBLASLt workspace: bias gradients", MEMORY_DEVICE,
-                                             COLUMN_SUMS_FLOATS * sizeof(float));
-    }
-    if (memory_is_dry(memory)) {
-        return;
-    }
-    CUBLAS_CHECK(cublasLtCreate(&ctx->handle), "open");
-    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&ctx->preference), "open");
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,
-                                                      CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                      &ctx->workspace_bytes, sizeof(ctx->workspace_bytes)),
-                 "open");
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,
-                                                      CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
-                                                      sizeof(reductions)),
-                 "open");
-    for (int i = 0; i <= MATMUL_CANDIDATES; i++) {
-        CUDA_CHECK(cudaEventCreate(&ctx->events[i]));
-    }
-    snprintf(ctx->machine, sizeof(ctx->machine), "%s, sm_%d%d, cublasLt %zu, workspace %zu, tf32 %s",
-             gpu->name, gpu->major, gpu->minor, cublasLtGetVersion(), ctx->workspace_bytes,
-             settings.tf32 ? "on" : "off");
-    matmul_choices_open(&ctx->chosen);
-    matmul_choices_open(&ctx->cached);
-}
-
-static inline void matmul_plan_close_(MatmulPlan_* plan) {
-    if (plan->operation) {
-        CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation), "close");
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->left), "close");
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->right), "close");
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->out), "close");
-        plan->operation = NULL;
-    }
-}
-
-// Opens this machine's cache: from now on, tuned matmuls are looked up there before they are
-// measured, and added to it.
-static inline void matmul_gpu_open_cache(MatmulGpu* ctx) {
-    char error[ERROR_BYTES];
-    if (!matmul_cache_path(ctx->cache, ctx->machine)) {
-        ctx->cache[0] = '\0';
-    } else if (!matmul_choices_try_read(&ctx->cached, ctx->machine, ctx->cache, error)) {
-        fprintf(stderr, "warning: %s; timing the matmuls again\n", error);
-    }
-}
-
-// Writes the cache, if it exists and has changed.
-static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
-    char error[ERROR_BYTES];
-    if (ctx->cache[0] && ctx->cache_is_old &&
-        !matmul_cache_try_write(&ctx->cached, ctx->machine, ctx->cache, error)) {
-        fprintf(stderr, "warning: %s; the next run will time the matmuls again\n", error);
-        ctx->cache[0] = '\0';
-    }
-    ctx->cache_is_old = 0;
-}
-
-// Lets rank 0 choose tuned algorithms for all ranks from now on. Collective: all must have the same
-// GPU and library.
-static inline void matmul_gpu_share_plans(MatmulGpu* ctx, Comm* comm) {
-    comm_agree(comm, "what algorithms of matmuls depend on (--autotune off: each has its own)",
-               xxh64(ctx->machine, strlen(ctx->machine)), ctx->machine);
-    ctx->comm = comm;
-}
-
-// Adopts the choices of a checkpoint's run; call it before the first matmul. Returns 0 with the
-// reason in `error` if they do not apply here.
-static inline int matmul_gpu_load_plans(MatmulGpu* ctx, const char* directory, char* error) {
-    char path[PATH_MAX];
-    file_join(path, directory, MATMUL_PLANS_FILE);
-    return matmul_choices_try_read(&ctx->chosen, ctx->machine, path, error);
-}
-
-// Writes the choices of this run, if any, into a directory. Any thread may call it while another
-// one computes matmuls.
-static inline void matmul_gpu_save_plans(const void* matmul, const char* directory) {
-    const MatmulGpu* ctx = (const MatmulGpu*)matmul;
-    char path[PATH_MAX];
-    file_join(path, directory, MATMUL_PLANS_FILE);
-    if (matmul_choices_count(&ctx->chosen)) {
-        matmul_choices_write(&ctx->chosen, ctx->machine, path);
-    }
-}
-
-static inline void matmul_gpu_close(MatmulGpu* ctx) {
-    matmul_gpu_keep_cache(ctx);
-    matmul_choices_close(&ctx->cached);
-    matmul_choices_close(&ctx->chosen);
-    for (int i = 0; i < ctx->plans_count; i++) {
-        matmul_plan_close_(&ctx->plans[i]);
-    }
-    for (int i = 0; i <= MATMUL_CANDIDATES; i++) {
-        CUDA_CHECK(cudaEventDestroy(ctx->events[i]));
-    }
-    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(ctx->preference), "close");
-    CUBLAS_CHECK(cublasLtDestroy(ctx->handle), "close");
-}
-
-// Prints the ways of an operation on a line, and the chosen one.
-static inline void matmul_report_decision_(FILE* file, const MatmulDecision_* d) {
-    const char* const* words = d->ways.words;
-    if (d->ways.name[0]) {
-        fprintf(file, "%s: done %s", d->ways.name, words[d->way]);
-    } else {
-        fprintf(file, "matmul %s: done %s", matmul_name_(&d->key).text, words[d->way]);
-    }
-    for (int way = 0; way < d->ways.end; way++) {
-        if (d->ms[way] > 0) {
-            fprintf(file, ", %s %.3f ms", words[way], d->ms[way]);
-        }
-    }
-    fprintf(file, "\n");
-}
-
-// Prints a line for each plan, and for each operation whose ways have raced.
-static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
-    for (int i = 0; i < ctx->decisions_count; i++) {
-        matmul_report_decision_(file, &ctx->decisions[i]);
-    }
-    for (int i = 0; i < ctx->plans_count; i++) {
-        const MatmulPlan_* plan = &ctx->plans[i];
-        fprintf(file, "matmul %s: ", matmul_name_(&plan->key).text);
-        if (plan->refused) {
-            fprintf(file, "not supported by cublasLt, done in separate steps\n");
-        } else if (plan->ms > 0) {
-            const double flops =
-                plan->key.batch * matmul_flops(plan->key.rows, plan->key.depth, plan->key.cols);
-            fprintf(file, "algorithm %d of %d, %.3f ms, %.1f TFLOP/s%s\n", plan->chosen + 1, plan->candidates,
-                    plan->ms, flops / plan->ms * 1e-9, plan->kept ? ", measured in an earlier run" : "");
-        } else {
-            fprintf(file, "algorithm %d of %d, not measured\n", plan->chosen + 1, plan->candidates);
-        }
-    }
-}
-
-// ---- plans ----
-//
-// cublasLt's matrices are column-major. Read that way, a row-major (r, c) matrix is its transpose,
-// (c, r). So we ask for out^T (cols, rows) = right^T (cols, depth) left^T (depth, rows): the right
-// factor comes first, and no matrix is transposed in memory. The bias has one number per column of
-// out, that is per row of out^T, as cublasLt's epilogues want it.
-
-static inline cudaDataType_t matmul_data_type_(int type) {
-    return type == DTYPE_FP32   ? CUDA_R_32F
-           : type == DTYPE_BF16 ? CUDA_R_16BF
-           : type == DTYPE_FP16 ? CUDA_R_16F
-                                : CUDA_R_8F_E4M3;
-}
-
-static inline cublasLtMatrixLayout_t matmul_layout_(int type, int rows, int cols, int batch,
-                                                    const char* name) {
-    const int64_t stride = (int64_t)rows * cols;
-    const int32_t count = batch;
-    cublasLtMatrixLayout_t layout;
-    CUBLAS_CHECK(
-        cublasLtMatrixLayoutCreate(&layout, matmul_data_type_(type), (uint64_t)cols, (uint64_t)rows, cols),
-        name);
-    if (batch > 1) {
-        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
-                                                      sizeof(count)),
-                     name);
-        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                                      &stride, sizeof(stride)),
-                     name);
-    }
-    return layout;
-}
-
-static inline void matmul_describe_(MatmulPlan_* plan, cublasLtMatmulDescAttributes_t attribute,
-                                    const void* value, size_t bytes) {
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, attribute, value, bytes),
-                 matmul_name_(&plan->key).text);
-}
-
-// Sets the part of the description that changes from matmul to matmul.
-static inline void matmul_point_(MatmulPlan_* plan, MatmulOperands_ x) {
-    if (x.bias) {
-        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x.bias, sizeof(x.bias));
-    }
-    if (x.aux) {
-        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x.aux, sizeof(x.aux));
-    }
-    if (x.left_scales) {
-        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x.right_scales, sizeof(x.right_scales));
-        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x.left_scales, sizeof(x.left_scales));
-    }
-}
-
-// Says that rows of both factors have scales.
-static inline void matmul_scale_(MatmulPlan_* plan) {
-#if CUBLAS_VERSION >= 120900
-    const int32_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &by_row, sizeof(by_row));
-    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &by_row, sizeof(by_row));
-#else
-    CHECK(0, "matmul %s: built with cublasLt %d; --matmul fp8 wanted 12.9 or newer",
-          matmul_name_(&plan->key).text, CUBLAS_VERSION);
-#endif
-}
-
-// Makes the descriptors. The heuristic looks at the pointers' alignment, so they are set first.
-static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
-    const MatmulKey* key = &plan->key;
-    const MatmulName_ name = matmul_name_(key);
-    const int32_t first_transposed = key->right_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const int32_t second_transposed = key->left_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    // of a bias, and of its gradient
-    const int32_t bias_type = matmul_data_type_(key->out_type);
-    const uint32_t epilogue = (uint32_t)key->epilogue;
-    const int64_t aux_stride = key->cols;
-    const cublasComputeType_t compute =
-        key->type == DTYPE_FP32 && ctx->settings.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F), name.text);
-    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_TRANSA, &first_transposed, sizeof(first_transposed));
-    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_TRANSB, &second_transposed, sizeof(second_transposed));
-    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
-    if (x.bias) {
-        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof(bias_type));
-    }
-    if (x.aux) {
-        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_stride, sizeof(aux_stride));
-    }
-    if (x.left_scales) {
-        matmul_scale_(plan);
-    }
-    matmul_point_(plan, x);
-    plan->left = key->left_transposed
-                     ? matmul_layout_(key->type, key->depth, key->rows, key->batch, name.text)
-                     : matmul_layout_(key->type, key->rows, key->depth, key->batch, name.text);
-    plan->right = key->right_transposed
-                      ? matmul_layout_(key->type, key->cols, key->depth, key->batch, name.text)
-                      : matmul_layout_(key->type, key->depth, key->cols, key->batch, name.text);
-    plan->out = matmul_layout_(key->out_type, key->rows, key->cols, key->batch, name.text);
-}
-
-// Returns 1 if cublasLt does not support this epilogue, or E4M3. It supports every other matmul.
-static inline int matmul_refusal_(const MatmulKey* key, cublasStatus_t status) {
-    return (key->epilogue != CUBLASLT_EPILOGUE_DEFAULT || key->type == DTYPE_E4M3) &&
-           (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
-            status == CUBLAS_STATUS_ARCH_MISMATCH);
-}
-
-// Fills in up to `most` algorithms, best guess first; returns their number, 0 if cublasLt refuses.
-static inline int matmul_candidates_(cublasLtMatmulHeuristicResult_t* results, int most,
-                                     const MatmulPlan_* plan, const MatmulGpu* ctx) {
-    const cublasLtMatmulPreferenceAttributes_t alignments[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const MatmulName_ name = matmul_name_(&plan->key);
-    const uint32_t alignment = (uint32_t)plan->key.alignment;
-    int found = 0, usable = 0;
-    for (int i = 0; i < 4; i++) {
-        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference, alignments[i], &alignment,
-                                                          sizeof(alignment)),
-                     name.text);
-    }
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(ctx->handle, plan->operation, plan->right, plan->left, plan->out,
-                                       plan->out, ctx->preference, most, results, &found);
-    if (matmul_refusal_(&plan->key, status)) {
-        return 0;
-    }
-    CUBLAS_CHECK(status, name.text);
-    for (int i = 0; i < found; i++) {
-        if (results[i].state == CUBLAS_STATUS_SUCCESS) {
-            results[usable++] = results[i];
-        }
-    }
-    return usable;
-}
-
-// Adds the first algorithms with clusters of two blocks along the rows, or the columns, if cublasLt
-// accepts them and has not offered them. Returns the new number of algorithms.
-static inline int matmul_clustered_(cublasLtMatmulHeuristicResult_t* results, int count,
-                                    const MatmulPlan_* plan, const MatmulGpu* ctx) {
-    static const uint16_t shapes[] = {CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1};
-    const int guesses = count;
-    for (int i = 0; i < 2 * (guesses < MATMUL_CLUSTERED ? guesses : MATMUL_CLUSTERED); i++) {
-        cublasLtMatmulHeuristicResult_t* to = &results[count];
-        cublasLtMatmulAlgo_t algorithm = results[i / 2].algo;
-        int is_new = cublasLtMatmulAlgoConfigSetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID,
-                                                          &shapes[i % 2],
-                                                          sizeof(shapes[0])) == CUBLAS_STATUS_SUCCESS &&
-                     cublasLtMatmulAlgoCheck(ctx->handle, plan->operation, plan->right, plan->left, plan->out,
-                                             plan->out, &algorithm, to) == CUBLAS_STATUS_SUCCESS &&
-                     to->workspaceSize <= ctx->workspace_bytes;
-        for (int j = 0; j < count; j++) {
-            is_new &= memcmp((const void*)&results[j].algo, (const void*)&algorithm, sizeof(algorithm)) != 0;
-        }
-        to->algo = algorithm;
-        count += is_new;
-    }
-    return count;
-}
-
-static inline cublasStatus_t matmul_launch_(const MatmulPlan_* plan, const cublasLtMatmulAlgo_t* algorithm,
-                                            MatmulOperands_ x, const MatmulGpu* ctx) {
-    const float alpha = x.scales ? x.scales[0] : 1.0f;
-    const float beta = !plan->key.adds ? 0.0f : x.scales ? x.scales[1] : 1.0f;
-    return cublasLtMatmul(ctx->handle, plan->operation, &alpha, x.right, plan->right, x.left, plan->left,
-                          &beta, plan->key.adds ? x.add : x.out, plan->out, x.out, plan->out, algorithm,
-                          ctx->workspace, ctx->workspace_bytes, ctx->gpu->stream);
-}
-
-// ---- autotune ----
-
-// A candidate's shortest time so far, and whether it has left the race.
-typedef struct {
-    float ms;
-    int is_out;
-} MatmulRunner_;
-
-// Runs an algorithm until the GPU is warm, or once if it fails.
-static inline void matmul_warm_(const MatmulPlan_* plan, const cublasLtMatmulAlgo_t* algorithm,
-                                MatmulOperands_ x, MatmulGpu* ctx) {
-    float ms = 0;
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    CUDA_CHECK(cudaEventRecord(ctx->events[0], ctx->gpu->stream));
-    for (int runs = 0; ms < MATMUL_WARM_MS && runs < MATMUL_WARM_RUNS && status == CUBLAS_STATUS_SUCCESS;
-         runs++) {
-        status = matmul_launch_(plan, algorithm, x, ctx);
-        if (runs % 16 == 15) { // the GPU waits for the host a few times only
-            CUDA_CHECK(cudaEventRecord(ctx->events[1], ctx->gpu->stream));
-            CUDA_CHECK(cudaEventSynchronize(ctx->events[1]));
-            CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->events[0], ctx->events[1]));
-        }
-    }
-    ctx->is_warm = 1;
-}
-
-// Runs each candidate once, back to back: the GPU is never idle in between, so all run at the same
-// clocks. An extra run of the leader comes first; it only hides launch latency. A candidate that
-// fails to run is out.
-static inline void matmul_round_(MatmulRunner_* runners, int leader, const MatmulPlan_* plan,
-                                 const cublasLtMatmulHeuristicResult_t* candidates, int count,
-                                 MatmulOperands_ x, const MatmulGpu* ctx) {
-    float ms;
-    matmul_launch_(plan, &candidates[leader].algo, x, ctx);
-    CUDA_CHECK(cudaEventRecord(ctx->events[0], ctx->gpu->stream));
-    for (int i = 0; i < count; i++) {
-        if (!runners[i].is_out) {
-            runners[i].is_out = matmul_launch_(plan, &candidates[i].algo, x, ctx) != CUBLAS_STATUS_SUCCESS;
-        }
-        CUDA_CHECK(cudaEventRecord(ctx->events[i + 1], ctx->gpu->stream));
-    }
-    CUDA_CHECK(cudaEventSynchronize(ctx->events[count]));
-    for (int i = 0; i < count; i++) {
-        CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->events[i], ctx->events[i + 1]));
-        if (!runners[i].is_out && ms < runners[i].ms) {
-            runners[i].ms = ms;
-        }
-    }
-}
-
-// Measures all candidates and returns the fastest; -1 if none runs. The heuristic's first choice
-// wins unless another one is clearly faster.
-static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
-                               int count, MatmulOperands_ x, MatmulGpu* ctx) {
-    MatmulRunner_ runners[MATMUL_CANDIDATES];
-    int best = 0;
-    if (!ctx->is_warm) {
-        matmul_warm_(plan, &candidates[0].algo, x, ctx);
-    }
-    for (int i = 0; i < count; i++) {
-        const MatmulRunner_ runner = {INFINITY, 0};
-        runners[i] = runner;
-    }
-    for (int round = 0; round <= MATMUL_ROUNDS; round++) {
-        matmul_round_(runners, best, plan, candidates, count, x, ctx);
-        best = 0;
-        for (int i = 0; i < count; i++) {
-            // the first round loaded the kernels
-            runners[i].ms = round == 0 ? INFINITY : runners[i].ms;
-            best = runners[i].ms < runners[best].ms ? i : best;
-        }
-        for (int i = 0; i < count; i++) {
-            runners[i].is_out |= round > 0 && runners[i].ms > MATMUL_HOPELESS * runners[best].ms;
-        }
-    }
-    best = runners[best].ms < MATMUL_WORTHWHILE * runners[0].ms ? best : 0;
-    plan->ms = runners[best].ms;
-    return isfinite(plan->ms) ? best : -1;
-}
-
-// Returns the fastest candidate, or -1. Measurements write into the matmul's output, since the real
-// matmul then sets all of it. If the output is also what is added to, they write elsewhere; without
-// enough memory for that, returns the first candidate unmeasured.
-static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
-                                  int count, MatmulOperands_ x, MatmulGpu* ctx) {
-    const MatmulKey* key = &plan->key;
-    const size_t out_bytes = (size_t)key->batch * key->rows * key->cols * dtype_bytes((DType)key->out_type);
-    size_t free_bytes = 0, total_bytes = 0;
-    if (x.out != x.add) {
-        return matmul_race_(plan, candidates, count, x, ctx);
-    }
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    if (out_bytes > free_bytes / 2) {
-        return 0;
-    }
-    x.out = gpu_alloc(out_bytes, 1, "matmul: output while tuning");
-    const int best = matmul_race_(plan, candidates, count, x, ctx);
-    gpu_free(x.out);
-    return best;
-}
-
-// Adopts an earlier choice, if cublasLt still accepts it; returns 0 if not.
-static inline int matmul_take_(MatmulPlan_* plan, const MatmulChoice* choice, const MatmulGpu* ctx) {
-    cublasLtMatmulHeuristicResult_t result;
-    static_assert(sizeof(plan->algorithm) == sizeof(choice->algorithm), "an algorithm is kept whole");
-    if (!choice) {
-        return 0;
-    }
-    memcpy((void*)&plan->algorithm, choice->algorithm, sizeof(plan->algorithm));
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoCheck(ctx->handle, plan->operation, plan->right, plan->left, plan->out, plan->out,
-                                &plan->algorithm, &result);
-    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ctx->workspace_bytes) {
-        return 0;
-    }
-    plan->chosen = choice->chosen;
-    plan->candidates = choice->candidates;
-    plan->ms = choice->ms;
-    plan->kept = 1;
-    return 1;
-}
-
-static inline MatmulChoice matmul_choice_of_(const MatmulPlan_* plan) {
-    MatmulChoice choice = {plan->key, plan->chosen, plan->candidates, plan->ms, {0}};
-    memcpy(choice.algorithm, (const void*)&plan->algorithm, sizeof(choice.algorithm));
-    return choice;
-}
-
-// Remembers the choice for a matmul, for this run and for others.
-static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
-    const MatmulChoice choice = matmul_choice_of_(plan);
-    matmul_choices_add(&ctx->chosen, &choice);
-    ctx->cache_is_old |= matmul_choices_add(&ctx->cached, &choice);
-}
-
-// ---- matmuls ----
-
-// Returns a number that a power of two divides only if it divides the distances between all
-// matrices of a batch; 0 without a batch.
-static inline uintptr_t matmul_strides_(const MatmulKey* key) {
-    const size_t rows = (size_t)key->rows, cols = (size_t)key->cols, depth = (size_t)key->depth;
-    const size_t factors = (rows * depth | depth * cols) * dtype_bytes((DType)key->type);
-    return key->batch == 1 ? 0 : factors | rows * cols * dtype_bytes((DType)key->out_type);
-}
-
-// Returns the largest power of two up to MATMUL_ALIGNMENT that divides all addresses.
-static inline int matmul_alignment_(const MatmulKey* key, MatmulOperands_ x) {
-    const uintptr_t all = (uintptr_t)x.out | (uintptr_t)x.add | (uintptr_t)x.left | (uintptr_t)x.right |
-                          (uintptr_t)x.bias | (uintptr_t)x.aux | matmul_strides_(key) | MATMUL_ALIGNMENT;
-    return (int)(all & (~all + 1));
-}
-
-// Asks cublasLt for an algorithm, or measures.
-static inline void matmul_plan_choose_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
-    cublasLtMatmulHeuristicResult_t candidates[MATMUL_CANDIDATES];
-    plan->candidates = matmul_candidates_(candidates, MATMUL_GUESSES, plan, ctx);
-    if (plan->tuned) {
-        plan->candidates = matmul_clustered_(candidates, plan->candidates, plan, ctx);
-    }
-    plan->chosen = plan->candidates == 0 ? -1
-                   : plan->tuned         ? matmul_fastest_(plan, candidates, plan->candidates, x, ctx)
-                                         : 0;
-    plan->refused = plan->chosen < 0;
-    if (plan->refused) {
-        matmul_plan_close_(plan);
-    } else {
-        plan->algorithm = candidates[plan->chosen].algo;
-    }
-}
-
-// Adopts an earlier choice, or chooses.
-static inline void matmul_plan_find_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
-    if (!matmul_take_(plan, matmul_choices_find(&ctx->chosen, &plan->key), ctx) &&
-        !matmul_take_(plan, matmul_choices_find(&ctx->cached, &plan->key), ctx)) {
-        matmul_plan_choose_(plan, x, ctx);
-    }
-}
-
-// Adopts rank 0's choice on the other ranks.
-static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* choice, const MatmulGpu* ctx) {
-    const MatmulName_ name = matmul_name_(&plan->key);
-    CHECK(memcmp(&choice->key, &plan->key, sizeof(plan->key)) == 0,
-          "matmul %s: rank 0 times %s; wanted the same product on all ranks", name.text,
-          matmul_name_(&choice->key).text);
-    plan->refused = choice->chosen < 0;
-    if (plan->refused) {
-        matmul_plan_close_(plan);
-    } else {
-        CHECK(matmul_take_(plan, choice, ctx), "matmul %s: cublasLt refuses rank 0's algorithm", name.text);
-    }
-}
-
-// Adopts the choice of rank 0 on all ranks. Its GPU may wait for those of the others, so these
-// first finish what they have started.
-static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
-    CUDA_CHECK(cudaDeviceSynchronize()); // redundant: its test has one process
-    if (ctx->comm->rank == 0) {
-        matmul_plan_find_(plan, x, ctx);
-    }
-    MatmulChoice choice = matmul_choice_of_(plan);
-    comm_broadcast(ctx->comm, &choice, sizeof(choice));
-    if (ctx->comm->rank > 0) {
-        matmul_plan_follow_(plan, &choice, ctx);
-    }
-}
-
-static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
-    matmul_plan_open_(plan, x, ctx);
-    if (!plan->tuned) {
-        matmul_plan_choose_(plan, x, ctx);
-        return;
-    }
-    (ctx->comm ? matmul_plan_share_ : matmul_plan_find_)(plan, x, ctx);
-    if (!plan->refused) {
-        matmul_remember_(plan, ctx);
-    }
-}
-
-// Returns a free plan; drops one if necessary.
-static inline MatmulPlan_* matmul_plan_new_(const MatmulKey* key, MatmulGpu* ctx) {
-    if (ctx->plans_count < MATMUL_PLANS) {
-        return &ctx->plans[ctx->plans_count++];
-    }
-    MatmulPlan_* oldest = NULL;
-    for (int i = 0; i < MATMUL_PLANS; i++) {
-        MatmulPlan_* plan = &ctx->plans[i];
-        if (!plan->tuned && (!oldest || plan->last_use < oldest->last_use)) {
-            oldest = plan;
-        }
-    }
-    CHECK(oldest, "matmul %s: already %d tuned plans, which is the maximum", matmul_name_(key).text,
-          MATMUL_PLANS);
-    matmul_plan_close_(oldest);
-    memset((void*)oldest, 0, sizeof(*oldest));
-    return oldest;
-}
-
-// Returns the plan for this matmul, made now if it is the first of its kind.
-static inline MatmulPlan_* matmul_plan_(const MatmulKey* key, MatmulOperands_ x, MatmulGpu* ctx) {
-    for (int i = 0; i < ctx->plans_count; i++) {
-        MatmulPlan_* plan = &ctx->plans[i];
-        if (plan->tuned == ctx->settings.autotune && memcmp(&plan->key, key, sizeof(*key)) == 0) {
-            plan->last_use = ++ctx->uses;
-            return plan;
-        }
-    }
-    MatmulPlan_* plan = matmul_plan_new_(key, ctx);
-    plan->key = *key;
-    plan->tuned = ctx->settings.autotune;
-    plan->last_use = ++ctx->uses;
-    matmul_plan_make_(plan, x, ctx);
-    return plan;
-}
-
-// Runs the matmul; returns 0 if cublasLt refuses.
-static inline int matmul_try_(MatmulKey key, MatmulOperands_ x, MatmulGpu* ctx) {
-    assert(key.rows > 0 && key.cols > 0 && key.depth > 0);
-    key.alignment = matmul_alignment_(&key, x);
-    MatmulPlan_* plan = matmul_plan_(&key, x, ctx);
-    if (plan->refused) {
-        return 0;
-    }
-    matmul_point_(plan, x);
-    const cublasStatus_t status = matmul_launch_(plan, &plan->algorithm, x, ctx);
-    if (matmul_refusal_(&key, status)) {
-        plan->refused = 1;
-        return 0;
-    }
-    CUBLAS_CHECK(status, matmul_name_(&key).text);
-    return 1;
-}
-
-static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* ctx) {
-    CHECK(matmul_try_(key, x, ctx), "matmul %s: cublasLt has no algorithm", matmul_name_(&key).text);
-}
-
-// ---- races between the ways of an operation ----
-//
-// The caller repeats the operation in the way that the race asks for, until the race is over. The
-// last time is in the winning way, so it leaves the result. With one rank or several, the same
-// operations come in the same order.
-
-typedef struct {
-    MatmulKey key;
-    MatmulWays ways;
-    int way;       // way to take now
-    int round, at; // -1: no race; the way being measured, after one run that hides launch latency
-    float ms[MATMUL_WAYS];
-} MatmulRace;
-
-// Returns 1 if the race is over, or never was: what is added to may be added to now.
-static inline int matmul_race_is_over(const MatmulRace* race) { return race->round < 0; }
-
-static inline MatmulDecision_* matmul_decision_(const MatmulKey* key, MatmulGpu* ctx) {
-    for (int i = 0; i < ctx->decisions_count; i++) {
-        if (memcmp(&ctx->decisions[i].key, key, sizeof(*key)) == 0) {
-            return &ctx->decisions[i];
-        }
-    }
-    return NULL;
-}
-
-// Returns the way that an earlier run of rank 0 has found fastest, or -1.
-static inline int matmul_kept_way_(const MatmulRace* race, MatmulGpu* ctx) {
-    const MatmulChoice* choice = matmul_choices_find(&ctx->chosen, &race->key);
-    choice = choice ? choice : matmul_choices_find(&ctx->cached, &race->key);
-    int way =
-        choice && choice->chosen >= race->ways.first && choice->chosen < race->ways.end ? choice->chosen : -1;
-    if (ctx->comm) {
-        comm_broadcast(ctx->comm, &way, sizeof(way));
-    }
-    return way;
-}
-
-// Decides on a way, for this run and for others.
-static inline void matmul_decide_(MatmulRace* race, int way, MatmulGpu* ctx) {
-    MatmulDecision_ decision = {race->key, race->ways, way, {0}};
-    MatmulChoice choice = {race->key, way, race->ways.end - race->ways.first, race->ms[way], {0}};
-    memcpy(decision.ms, race->ms, sizeof(decision.ms));
-    CHECK(ctx->decisions_count < MATMUL_DECISIONS, "matmul %s: already %d decisions, which is the maximum",
-          matmul_name_(&race->key).text, MATMUL_DECISIONS);
-    ctx->decisions[ctx->decisions_count++] = decision;
-    matmul_choices_add(&ctx->chosen, &choice);
-    ctx->cache_is_old |= matmul_choices_add(&ctx->cached, &choice);
-    race->way = way;
-    race->round = -1;
-}
-
-// Starts a race between the ways of an operation, if `may_race` and none has decided it. `key`
-// names the matmul of the first way, or the operation.
-static inline MatmulRace matmul_race(MatmulKey key, MatmulWays ways, int may_race, MatmulGpu* ctx) {
-    MatmulRace race = {key, ways, ways.standard, -1, ways.first - 1, {0}};
-    const MatmulDecision_* decision = matmul_decision_(&key, ctx);
-    if (!may_race || !ctx->settings.autotune || (ctx->has_chosen && !decision)) {
-        return race;
-    }
-    const int kept = decision ? decision->way : matmul_kept_way_(&race, ctx);
-    if (decision) {
-        race.way = kept;
-    } else if (kept >= 0) {
-        matmul_decide_(&race, kept, ctx);
-    } else {
-        race.round = 0;
-    }
-    return race;
-}
-
-// Returns the fastest way; the standard one unless another is clearly faster. Rank 0 decides for
-// all.
-static inline int matmul_fastest_way_(const MatmulRace* race, MatmulGpu* ctx) {
-    int best = race->ways.standard;
-    for (int way = race->ways.first; way < race->ways.end; way++) {
-        best = race->ms[way] < race->ms[best] ? way : best;
-    }
-    best = race->ms[best] < MATMUL_WORTHWHILE * race->ms[race->ways.standard] ? best : race->ways.standard;
-    if (ctx->comm) {
-        comm_broadcast(ctx->comm, &best, sizeof(best));
-    }
-    return best;
-}
-
-// Ends a round of all ways: keeps the shortest times. The first round has made plans and loaded
-// kernels.
-static inline void matmul_end_round_(MatmulRace* race, MatmulGpu* ctx) {
-    CUDA_CHECK(cudaEventSynchronize(ctx->events[race->ways.end]));
-    for (int way = race->ways.first; way < race->ways.end; way++) {
-        float ms;
-        CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->events[way], ctx->events[way + 1]));
-        race->ms[way] = race->round <= 1 || ms < race->ms[way] ? ms : race->ms[way];
-    }
-    race->round++;
-    race->at = race->ways.first - 1;
-}
-
-// Returns 1, after an operation, if it must be repeated in the way that the race now asks for.
-static inline int matmul_race_continues(MatmulRace* race, MatmulGpu* ctx) {
-    if (matmul_race_is_over(race)) {
-        return 0;
-    }
-    CUDA_CHECK(cudaEventRecord(ctx->events[++race->at], ctx->gpu->stream));
-    if (race->at == race->ways.end) {
-        matmul_end_round_(race, ctx);
-    }
-    race->way = race->at < race->ways.first ? race->ways.standard : race->at;
-    if (race->round > MATMUL_ROUNDS) {
-        matmul_decide_(race, matmul_fastest_way_(race, ctx), ctx);
-    }
-    return 1;
-}
+#include "llmc/ops/matmul_plans.cuh"
+#include "llmc/ops/matmul_race.cuh"
+#include "llmc/gpu/elements.cuh"
+#include "llmc/gpu/gpu.cuh"
 
 // Returns ways `first` ... of an operation with GELU.
 static inline MatmulWays matmul_gelu_ways_(GeluWay_ first, GeluWay_ standard) {
@@ -970,19 +44,6 @@ static inline MatmulWays matmul_gelu_ways_(GeluWay_ first, GeluWay_ standard) {
 }
 
 // ---- kernels: the bias, where cublasLt does not add it ----
-
-// Loads WIDTH adjacent elements, one or a pack.
-template <int WIDTH, class T> __device__ inline void matmul_load_(float* to, const T* from) {
-    if (WIDTH == 1) {
-        to[0] = to_float(from[0]);
-    } else {
-        const Pack<T> pack = load_pack(from);
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            to[i] = to_float(pack[i]);
-        }
-    }
-}
 
 // Returns 1 if rows of `cols` elements can be read in packs.
 template <class T> static inline int matmul_packs_(const T* rows, int cols) {
@@ -1001,20 +62,15 @@ __global__ void __launch_bounds__(256) matmul_add_bias_kernel(T* out, const T* b
         return;
     }
     float add[WIDTH], x[WIDTH];
-    matmul_load_<WIDTH>(add, bias + column);
+    load_floats<WIDTH>(add, bias + column);
     for (int row = (int)blockIdx.y; row < N; row += (int)gridDim.y) {
         T* to = out + (size_t)row * OC + column;
-        matmul_load_<WIDTH>(x, to);
-        if (WIDTH == 1) {
-            to[0] = from_float<T>(x[0] + add[0]);
-        } else {
-            Pack<T> pack;
+        load_floats<WIDTH>(x, to);
 #pragma unroll
-            for (int i = 0; i < WIDTH; i++) {
-                pack[i] = from_float<T>(x[i] + add[i]);
-            }
-            store_pack(to, pack);
+        for (int i = 0; i < WIDTH; i++) {
+            x[i] += add[i];
         }
+        store_floats<WIDTH>(to, x);
     }
 }
 
@@ -1032,34 +88,44 @@ template <class T> static inline void matmul_add_bias_(T* out, const T* bias, in
 
 // ---- the layer ----
 
+// Returns the key of inp weight^T.
+template <class T> static inline MatmulKey matmul_key_(MatmulSizes sizes, int epilogue, int adds) {
+    return {sizes.N, sizes.OC, sizes.C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, adds, 0, 1};
+}
+
+// Returns the key of dout weight.
+template <class T> static inline MatmulKey matmul_input_key_(MatmulSizes sizes, int epilogue) {
+    return {sizes.N, sizes.C, sizes.OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0, 1};
+}
+
 // Sets out = add + inp weight^T + bias; add and bias may be NULL.
 template <class T>
-static inline void matmul_linear_(T* out, const T* add, const T* inp, const T* weight, const T* bias, int N,
-                                  int C, int OC, MatmulGpu* ctx) {
-    MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS, add != NULL, 0, 1};
-    MatmulOperands_ x = {out, add, inp, weight, bias, NULL, NULL, NULL, NULL};
-    if (bias && matmul_try_(key, x, ctx)) {
+static inline void matmul_linear_(T* out, const T* add, const T* inp, const T* weight, const T* bias,
+                                  MatmulSizes sizes, MatmulGpu* ctx) {
+    MatmulKey key = matmul_key_<T>(sizes, CUBLASLT_EPILOGUE_BIAS, add != NULL);
+    MatmulOperands x = {out, add, inp, weight, bias, NULL, NULL, NULL, NULL};
+    if (bias && matmul_try(key, x, ctx)) {
         return;
     }
     key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     x.bias = NULL;
-    matmul_product_(key, x, ctx);
+    matmul_product(key, x, ctx);
     if (bias) {
-        matmul_add_bias_(out, bias, N, OC, ctx->gpu);
+        matmul_add_bias_(out, bias, sizes.N, sizes.OC, ctx->gpu);
     }
 }
 
 template <class T>
-static inline void matmul_forward(T* out, const T* inp, const T* weight, const T* bias, int N, int C, int OC,
+static inline void matmul_forward(T* out, const T* inp, const T* weight, const T* bias, MatmulSizes sizes,
                                   MatmulGpu* ctx) {
-    matmul_linear_(out, (const T*)NULL, inp, weight, bias, N, C, OC, ctx);
+    matmul_linear_(out, (const T*)NULL, inp, weight, bias, sizes, ctx);
 }
 
 template <class T>
 static inline void matmul_forward_residual(T* out, const T* residual, const T* inp, const T* weight,
-                                           const T* bias, int N, int C, int OC, MatmulGpu* ctx) {
+                                           const T* bias, MatmulSizes sizes, MatmulGpu* ctx) {
     assert(residual && out != residual);
-    matmul_linear_(out, residual, inp, weight, bias, N, C, OC, ctx);
+    matmul_linear_(out, residual, inp, weight, bias, sizes, ctx);
 }
 
 // Returns 1 if cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be
@@ -1069,30 +135,30 @@ template <class T> static inline int matmul_fuses_(GeluFusion which, int cols, c
 }
 
 template <class T>
-static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* weight, const T* bias, int N,
-                                       int C, int OC, MatmulGpu* ctx) {
+static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* weight, const T* bias,
+                                       MatmulSizes sizes, MatmulGpu* ctx) {
     const int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-    const MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0, 1};
-    const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre, NULL, NULL, NULL};
+    const MatmulKey key = matmul_key_<T>(sizes, epilogue, 0);
+    const MatmulOperands x = {out, NULL, inp, weight, bias, pre, NULL, NULL, NULL};
     const GeluWay_ standard =
-        matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) ? GELU_IN_MATMUL_ : GELU_IN_STEPS_;
+        matmul_fuses_<T>(GELU_FUSED_FORWARD, sizes.OC, ctx) ? GELU_IN_MATMUL_ : GELU_IN_STEPS_;
     MatmulRace race = matmul_race(key, matmul_gelu_ways_(GELU_IN_MATMUL_, standard),
-                                  matmul_fuses_<T>(GELU_RACE_FORWARD, OC, ctx), ctx);
+                                  matmul_fuses_<T>(GELU_RACE_FORWARD, sizes.OC, ctx), ctx);
     assert(out != pre);
     do {
-        if (race.way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
-            matmul_forward(pre, inp, weight, bias, N, C, OC, ctx);
-            activation_forward(out, pre, N, OC, ACTIVATION_GELU, ctx->gpu);
+        if (race.way == GELU_IN_STEPS_ || !matmul_try(key, x, ctx)) {
+            matmul_forward(pre, inp, weight, bias, sizes, ctx);
+            activation_forward(out, pre, sizes.N, sizes.OC, ACTIVATION_GELU, ctx->gpu);
         }
     } while (matmul_race_continues(&race, ctx));
 }
 
 template <class T>
-static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight, int N, int C, int OC,
+static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight, MatmulSizes sizes,
                                          MatmulGpu* ctx) {
-    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 1};
-    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, NULL, NULL, NULL, NULL};
-    matmul_product_(key, x, ctx);
+    const MatmulKey key = matmul_input_key_<T>(sizes, CUBLASLT_EPILOGUE_DEFAULT);
+    const MatmulOperands x = {dinp, NULL, dout, weight, NULL, NULL, NULL, NULL, NULL};
+    matmul_product(key, x, ctx);
 }
 
 template <class T>
@@ -1105,76 +171,83 @@ static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, in
     column_sums(dbias, (float*)ctx->workspace, dout, N, OC, mode, ctx->gpu);
 }
 
+// A linear layer after GELU, and what its backward pass sets.
+template <class T> struct MatmulAfterGelu {
+    T* dinp;        // gradient of the values before GELU
+    Gradient dbias; // of the layer before, or without data
+    const T *dout, *weight, *pre;
+    MatmulSizes sizes;
+    GradientMode mode; // of dbias
+};
+
+template <class T>
+static inline MatmulOperands matmul_gelu_operands_(const MatmulAfterGelu<T>* x, void* bias) {
+    return {x->dinp, NULL, x->dout, x->weight, bias, (void*)x->pre, NULL, NULL, NULL};
+}
+
 // Does all of matmul_backward_input_gelu in one matmul: cublasLt's DGELU_BGRAD. This can only set
 // the gradient of the bias, in the type of the result; to add, it sets scratch memory, which is
 // then added. Returns 0, having done nothing, if cublasLt refuses.
-template <class T>
-static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, const T* weight, const T* pre,
-                                        MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
-    void* sums = mode == GRADIENT_ADD ? ctx->bias_sums : dbias.data;
-    const int C = key.cols;
-    const MatmulOperands_ x = {dinp, NULL, dout, weight, sums, (void*)pre, NULL, NULL, NULL};
-    key.epilogue = CUBLASLT_EPILOGUE_DGELU_BGRAD;
-    if (!matmul_try_(key, x, ctx)) {
+template <class T> static inline int matmul_try_gelu_bias_(const MatmulAfterGelu<T>* x, MatmulGpu* ctx) {
+    void* sums = x->mode == GRADIENT_ADD ? ctx->bias_sums : x->dbias.data;
+    const int C = x->sizes.C;
+    if (!matmul_try(matmul_input_key_<T>(x->sizes, CUBLASLT_EPILOGUE_DGELU_BGRAD),
+                    matmul_gelu_operands_(x, sums), ctx)) {
         return 0;
     }
-    if (mode == GRADIENT_ADD) {
-        column_sums_finish<T>(&dbias, 1, (const T*)sums, 1, C, C, mode, ctx->gpu);
+    if (x->mode == GRADIENT_ADD) {
+        column_sums_finish<T>(&x->dbias, 1, ColumnPartials<T>{(const T*)sums, 1, C, C}, x->mode, ctx->gpu);
     }
     return 1;
 }
 
 // Does matmul_backward_input_gelu in a certain way, or in the next one that cublasLt accepts.
 template <class T>
-static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const T* dout, const T* weight,
-                                         const T* pre, MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
-    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre, NULL, NULL, NULL};
-    const int N = key.rows, C = key.cols;
-    if (way == GELU_WITH_BIAS_GRADIENT_ &&
-        matmul_try_gelu_bias_(dinp, dbias, dout, weight, pre, key, mode, ctx)) {
+static inline void matmul_backward_gelu_(int way, const MatmulAfterGelu<T>* x, MatmulGpu* ctx) {
+    const MatmulSizes sizes = x->sizes;
+    if (way == GELU_WITH_BIAS_GRADIENT_ && matmul_try_gelu_bias_(x, ctx)) {
         return;
     }
-    if (way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
-        matmul_backward_input(dinp, dout, weight, N, C, key.depth, ctx);
-        activation_backward(dinp, dinp, pre, N, C, ACTIVATION_GELU, ctx->gpu);
+    if (way == GELU_IN_STEPS_ || !matmul_try(matmul_input_key_<T>(sizes, CUBLASLT_EPILOGUE_DGELU),
+                                             matmul_gelu_operands_(x, NULL), ctx)) {
+        matmul_backward_input(x->dinp, x->dout, x->weight, sizes, ctx);
+        activation_backward(x->dinp, (const T*)x->dinp, x->pre, sizes.N, sizes.C, ACTIVATION_GELU, ctx->gpu);
     }
-    if (dbias.data) {
-        matmul_backward_bias(dbias, (const T*)dinp, N, C, mode, ctx);
+    if (x->dbias.data) {
+        matmul_backward_bias(x->dbias, (const T*)x->dinp, sizes.N, sizes.C, x->mode, ctx);
     }
 }
 
 // Sets dinp; sets or adds to dbias. A gradient that is added to cannot be computed repeatedly, so
 // it uses the way of an earlier race, or the standard one.
-template <class T>
-static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
-                                              const T* pre, int N, int C, int OC, GradientMode mode,
-                                              MatmulGpu* ctx) {
-    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0, 1};
-    const int sums_bias =
-        dbias.data && ctx->settings.bias_fusion && dbias.dtype == DTYPE_OF(T) && C <= COLUMN_SUMS_FLOATS;
+template <class T> static inline void matmul_backward_input_gelu(MatmulAfterGelu<T> x, MatmulGpu* ctx) {
+    const Gradient dbias = x.dbias;
+    const int C = x.sizes.C, sums_bias = dbias.data && ctx->settings.bias_fusion &&
+                                         dbias.dtype == DTYPE_OF(T) && C <= COLUMN_SUMS_FLOATS;
     const GeluWay_ first = sums_bias ? GELU_WITH_BIAS_GRADIENT_ : GELU_IN_MATMUL_;
     const GeluWay_ standard = matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) ? first : GELU_IN_STEPS_;
-    MatmulKey asked = key;
-    asked.epilogue = sums_bias ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU;
+    const MatmulKey asked =
+        matmul_input_key_<T>(x.sizes, sums_bias ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU);
     const int may_race = matmul_fuses_<T>(GELU_RACE_BACKWARD, C, ctx) &&
-                         (mode == GRADIENT_SET || !dbias.data || matmul_decision_(&asked, ctx));
+                         (x.mode == GRADIENT_SET || !dbias.data || matmul_decision(&asked, ctx));
     MatmulRace race = matmul_race(asked, matmul_gelu_ways_(first, standard), may_race, ctx);
-    assert(dinp != pre);
+    assert(x.dinp != x.pre);
     do {
-        matmul_backward_gelu_(race.way, dinp, dbias, dout, weight, pre, key, mode, ctx);
+        matmul_backward_gelu_(race.way, &x, ctx);
     } while (matmul_race_continues(&race, ctx));
 }
 
 template <class T>
-static inline void matmul_backward_weight(Gradient dweight, const T* dout, const T* inp, int N, int C, int OC,
+static inline void matmul_backward_weight(Gradient dweight, const T* dout, const T* inp, MatmulSizes sizes,
                                           GradientMode mode, MatmulGpu* ctx) {
     const int adds = mode == GRADIENT_ADD;
-    const MatmulKey key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_DEFAULT,
-                           adds, 0, 1};
-    const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL, NULL, NULL,
-                               NULL};
+    const MatmulKey key = {
+        sizes.OC, sizes.C, sizes.N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_DEFAULT,
+        adds,     0,       1};
+    const MatmulOperands x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL, NULL, NULL,
+                              NULL};
     assert(dweight.dtype == DTYPE_FP32 || dweight.dtype == DTYPE_OF(T));
-    matmul_product_(key, x, ctx);
+    matmul_product(key, x, ctx);
 }
 
 // Matmuls of one shape: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed
@@ -1203,9 +276,9 @@ static inline void matmul_batch(T* out, const T* add, const T* left, const T* ri
                            add != NULL,
                            0,
                            b.batch};
-    const MatmulOperands_ x = {out, add, left, right, NULL, NULL, scales, NULL, NULL};
+    const MatmulOperands x = {out, add, left, right, NULL, NULL, scales, NULL, NULL};
     assert(out != add && out != left && out != right && b.batch > 0);
-    matmul_product_(key, x, ctx);
+    matmul_product(key, x, ctx);
 }
 
 #endif

@@ -19,7 +19,7 @@ while k runs (Goto and van de Geijn, "Anatomy of high-performance matrix multipl
 tiles of MATMUL_TILE_ROWS rows. Then each thread packs MATMUL_WIDE_PANELS panels of the right
 matrix, MATMUL_TILE_COLS columns each, multiplies all tiles with them while they are in its L2
 cache, and continues with the next panels. It processes the tiles of MATMUL_PASS_ROWS rows at a
-time, which fit into L2 beside the panels; a panel stays in the L1 cache, or close to it, while it
+time, which fit into L2 with the panels; a panel stays in the L1 cache, or close to it, while it
 meets these tiles. Both are read in order, so hardware prefetching works. The right matrix is packed
 again only if the left one has more rows than the scratch, or if the panels are too few for all
 threads. Every result is one sum over k in the same order for any number of threads, so the bits do
@@ -47,6 +47,17 @@ typedef struct {
     const float* data;
     size_t row, col;
 } Matrix;
+
+// Returns the part of a matrix from element (i, j) on.
+static inline Matrix matrix_at(Matrix m, int i, int j) {
+    m.data += i * m.row + j * m.col;
+    return m;
+}
+
+// Sizes of a linear layer: rows, columns of its input, and of its output.
+typedef struct {
+    int N, C, OC;
+} MatmulSizes;
 
 // Tile: MATMUL_TILE_ROWS x 2 vectors of sums fill the registers, with some left for the factors.
 #define MATMUL_TILE_ROWS (VEC_REGISTERS == 32 ? 12 : 6)
@@ -229,26 +240,21 @@ static inline int matmul_step_(int n, int max, int unit) {
     return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
 }
 
-// Sets or adds to out(M, N) left(M, K) right(K, N) + bias(N), according to `mode`; out is row-major
-// without gaps.
-void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K, const float* bias,
-                        GradientMode mode, MatmulScratch* scratch);
-
 // ---- the layer ----
 
 // Returns the FLOP of one matmul.
 static inline double matmul_flops(double N, double C, double OC) { return 2 * N * C * OC; }
 
 // Sets out (N, OC).
-void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
-                        int OC, MatmulScratch* scratch);
+void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
+                        MatmulSizes sizes, MatmulScratch* scratch);
 
 // Sets dinp (N, C).
-void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
+void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, MatmulSizes sizes,
                                MatmulScratch* scratch);
 
 // Sets or adds to dweight (OC, C).
-void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N, int C, int OC,
+void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, MatmulSizes sizes,
                                 GradientMode mode, MatmulScratch* scratch);
 
 // Sets or adds to dbias (OC). Each thread sums whole columns, row after row: the order does not
@@ -390,20 +396,8 @@ typedef struct {
     int i0, i1, j0, j1;
 } MatmulPart_;
 
-// Multiplies the part's rows with its columns, for `k` values of k: all tiles with all panels.
-static void matmul_block_(float* out, size_t stride, const float* tiles, const float* panels,
-                          MatmulPart_ part, int k, const float* bias, GradientMode mode) {
-    for (int j = part.j0; j < part.j1; j += MATMUL_TILE_COLS) {
-        for (int i = part.i0; i < part.i1; i += MATMUL_TILE_ROWS) {
-            const Matrix tile = {tiles + (size_t)(i - part.i0) * k, 1, MATMUL_TILE_ROWS};
-            matmul_rows(out + i * stride + j, stride, int_min(MATMUL_TILE_ROWS, part.i1 - i),
-                        int_min(MATMUL_TILE_COLS, part.j1 - j), tile, panels + (size_t)(j - part.j0) * k, k,
-                        bias ? bias + j : NULL, mode);
-        }
-    }
-}
-
-// Matmul in progress: see matmul_product_cpu.
+// A matmul: sets or adds to out(M, N) left(M, K) right(K, N) + bias(N), according to `mode`; out is
+// row-major without gaps.
 typedef struct {
     float* out;
     Matrix left, right;
@@ -414,6 +408,23 @@ typedef struct {
     int threads;
 } MatmulProduct_;
 
+// Multiplies the part's rows with its columns, for `k` values of k from k0: all tiles with all
+// panels.
+static void matmul_block_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k, const float* tiles,
+                          const float* panels) {
+    const size_t stride = (size_t)x->N;
+    const float* bias = k0 == 0 ? x->bias : NULL;
+    const GradientMode mode = k0 == 0 ? x->mode : GRADIENT_ADD;
+    for (int j = part.j0; j < part.j1; j += MATMUL_TILE_COLS) {
+        for (int i = part.i0; i < part.i1; i += MATMUL_TILE_ROWS) {
+            const Matrix tile = {tiles + (size_t)(i - part.i0) * k, 1, MATMUL_TILE_ROWS};
+            matmul_rows(x->out + i * stride + j, stride, int_min(MATMUL_TILE_ROWS, part.i1 - i),
+                        int_min(MATMUL_TILE_COLS, part.j1 - j), tile, panels + (size_t)(j - part.j0) * k, k,
+                        bias ? bias + j : NULL, mode);
+        }
+    }
+}
+
 // Multiplies the part's rows with its columns, up to MATMUL_WIDE_COLS_, for `k` values of k from
 // k0. `tiles` are the packed rows.
 static void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k, const float* tiles) {
@@ -422,8 +433,7 @@ static void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k0, int 
     matmul_pack_panels_(panels, x->right, k0, part.j0, k, part.j1 - part.j0);
     for (int i = part.i0; i < part.i1; i += step) {
         const MatmulPart_ pass = {i, int_min(i + step, part.i1), part.j0, part.j1};
-        matmul_block_(x->out, (size_t)x->N, tiles + (size_t)(i - part.i0) * k, panels, pass, k,
-                      k0 == 0 ? x->bias : NULL, k0 == 0 ? x->mode : GRADIENT_ADD);
+        matmul_block_(x, pass, k0, k, tiles + (size_t)(i - part.i0) * k, panels);
     }
 }
 
@@ -449,35 +459,37 @@ static void matmul_rows_by_all_threads_(const MatmulProduct_* x, int i0, int i1,
     }
 }
 
-void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K, const float* bias,
-                        GradientMode mode, MatmulScratch* scratch) {
-    const MatmulProduct_ x = {out, left, right, M, N, K, bias, mode, scratch, threads_max()};
-    const int step_k = matmul_step_(K, MATMUL_BLOCK_K, LANES);
-    const int step_rows = matmul_step_(M, x.threads * MATMUL_BLOCK_ROWS, MATMUL_TILE_ROWS);
+static void matmul_product_(MatmulProduct_ x) {
+    x.threads = threads_max();
+    const int step_k = matmul_step_(x.K, MATMUL_BLOCK_K, LANES);
+    const int step_rows = matmul_step_(x.M, x.threads * MATMUL_BLOCK_ROWS, MATMUL_TILE_ROWS);
 #pragma omp parallel
-    for (int i0 = 0; i0 < M; i0 += step_rows) {
-        for (int k0 = 0; k0 < K; k0 += step_k) {
-            matmul_rows_by_all_threads_(&x, i0, int_min(i0 + step_rows, M), k0, int_min(step_k, K - k0));
+    for (int i0 = 0; i0 < x.M; i0 += step_rows) {
+        for (int k0 = 0; k0 < x.K; k0 += step_k) {
+            matmul_rows_by_all_threads_(&x, i0, int_min(i0 + step_rows, x.M), k0, int_min(step_k, x.K - k0));
         }
     }
 }
 
-void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
-                        int OC, MatmulScratch* scratch) {
-    const Matrix left = {inp, (size_t)C, 1}, right = {weight, 1, (size_t)C};
-    matmul_product_cpu(out, left, right, N, OC, C, bias, GRADIENT_SET, scratch);
+void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
+                        MatmulSizes sizes, MatmulScratch* scratch) {
+    const Matrix left = {inp, (size_t)sizes.C, 1}, right = {weight, 1, (size_t)sizes.C};
+    matmul_product_(
+        (MatmulProduct_){out, left, right, sizes.N, sizes.OC, sizes.C, bias, GRADIENT_SET, scratch, 0});
 }
 
-void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
+void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, MatmulSizes sizes,
                                MatmulScratch* scratch) {
-    const Matrix left = {dout, (size_t)OC, 1}, right = {weight, (size_t)C, 1};
-    matmul_product_cpu(dinp, left, right, N, C, OC, NULL, GRADIENT_SET, scratch);
+    const Matrix left = {dout, (size_t)sizes.OC, 1}, right = {weight, (size_t)sizes.C, 1};
+    matmul_product_(
+        (MatmulProduct_){dinp, left, right, sizes.N, sizes.C, sizes.OC, NULL, GRADIENT_SET, scratch, 0});
 }
 
-void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N, int C, int OC,
+void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, MatmulSizes sizes,
                                 GradientMode mode, MatmulScratch* scratch) {
-    const Matrix left = {dout, 1, (size_t)OC}, right = {inp, (size_t)C, 1};
-    matmul_product_cpu(dweight, left, right, OC, C, N, NULL, mode, scratch);
+    const Matrix left = {dout, 1, (size_t)sizes.OC}, right = {inp, (size_t)sizes.C, 1};
+    matmul_product_(
+        (MatmulProduct_){dweight, left, right, sizes.OC, sizes.C, sizes.N, NULL, mode, scratch, 0});
 }
 
 void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC, GradientMode mode) {

@@ -21,7 +21,7 @@ It needs Hopper, cublasLt 12.9, and C and OC that are multiples of E4M3_UNIT.
 
 enum {
     MATMUL_FP8_TILE_ = 64,
-    MATMUL_FP8_PAD_ = 16,  // bytes behind a row of a tile, for the banks of shared memory
+    MATMUL_FP8_PAD_ = 16,  // bytes after a row of a tile, for the banks of shared memory
     MATMUL_FP8_DEEP_ = 64, // rows of a matrix whose magnitudes a block compares
     MATMUL_FP8_ALIGN_ = 256
 };
@@ -37,7 +37,7 @@ static inline size_t matmul_fp8_bytes(size_t rows, size_t cols) {
     return matmul_fp8_aligned_(rows * cols) + matmul_fp8_aligned_(rows * sizeof(float));
 }
 
-// Returns codes and scales at `*at`, and moves it behind them; none if it is NULL.
+// Returns codes and scales at `*at`, and moves it past them; none if it is NULL.
 static inline E4m3Rows matmul_fp8_cut(char** at, size_t rows, size_t cols) {
     E4m3Rows cut = {(uint8_t*)*at, NULL};
     if (*at) {
@@ -150,52 +150,47 @@ static inline void matmul_fp8_turned(E4m3Rows to, uint32_t* largest, const T* x,
 
 // ---- matmuls ----
 
-// Sets out (N, cols) = add + left right^T + bias; left is (N, depth), right (cols, depth). add,
-// which is not out, and bias may be NULL.
+// Returns the key of an operation with a matmul in fp8. `epilogue` tells operations with matmuls of
+// the same sizes apart.
+template <class T> static inline MatmulKey matmul_fp8_key(MatmulSizes sizes, int epilogue, int adds) {
+    return {sizes.N, sizes.OC, sizes.C, 0, 1, DTYPE_E4M3, DTYPE_OF(T), epilogue, adds, 0, 1};
+}
+
+// Sets out (N, OC) = add + inp weight^T + bias; add, which is not out, and bias may be NULL.
 template <class T>
-static inline void matmul_fp8(T* out, const T* add, const T* bias, E4m3Rows left, E4m3Rows right, int N,
-                              int depth, int cols, MatmulGpu* ctx) {
-    MatmulKey key = {N,           cols, depth, 0, 1, DTYPE_E4M3, DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS,
-                     add != NULL, 0,    1};
-    MatmulOperands_ x = {out, add, left.codes, right.codes, bias, NULL, NULL, left.scales, right.scales};
+static inline void matmul_fp8(T* out, const T* add, E4m3Rows inp, E4m3Rows weight, const T* bias,
+                              MatmulSizes sizes, MatmulGpu* ctx) {
+    MatmulKey key = matmul_fp8_key<T>(sizes, CUBLASLT_EPILOGUE_BIAS, add != NULL);
+    MatmulOperands x = {out, add, inp.codes, weight.codes, bias, NULL, NULL, inp.scales, weight.scales};
     assert(out != add);
-    if (bias && matmul_try_(key, x, ctx)) {
+    if (bias && matmul_try(key, x, ctx)) {
         return;
     }
     key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     x.bias = NULL;
-    CHECK(matmul_try_(key, x, ctx),
+    CHECK(matmul_try(key, x, ctx),
           "matmul %s: cublasLt %zu has no algorithm with a scale for each row; --matmul fp8 needs 12.9 or "
           "newer",
-          matmul_name_(&key).text, cublasLtGetVersion());
+          matmul_name(&key).text, cublasLtGetVersion());
     if (bias) {
-        matmul_add_bias_(out, bias, N, cols, ctx->gpu);
+        matmul_add_bias_(out, bias, sizes.N, sizes.OC, ctx->gpu);
     }
 }
 
 // ---- fp8 or T ----
 
 // Returns true if cublasLt gives scales to rows on this device, or on an H100 if there is none.
-static inline int matmul_fp8_is_on(int device) { return matmul_major_(device) == 9; }
-
-// Returns the key of an operation with a matmul in fp8. `epilogue` tells operations with matmuls of
-// the same sizes apart.
-template <class T>
-static inline MatmulKey matmul_fp8_key(int N, int cols, int depth, int epilogue, int adds) {
-    const MatmulKey key = {N, cols, depth, 0, 1, DTYPE_E4M3, DTYPE_OF(T), epilogue, adds, 0, 1};
-    return key;
-}
+static inline int matmul_fp8_is_on(int device) { return matmul_major(device) == 9; }
 
 // Returns true unless autotune has found T faster for each operation that could be meant: forward
 // or backward.
-template <class T>
-static inline int matmul_fp8_may_win(int N, int cols, int depth, int is_forward, MatmulGpu* ctx) {
+template <class T> static inline int matmul_fp8_may_win(MatmulSizes sizes, int is_forward, MatmulGpu* ctx) {
     const int epilogues[] = {is_forward ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT,
                              is_forward ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_DGELU};
     int loses = 0, wins = 0;
     for (int i = 0; i < 4; i++) {
-        const MatmulKey key = matmul_fp8_key<T>(N, cols, depth, epilogues[i / 2], i % 2);
-        const MatmulDecision_* decision = matmul_decision_(&key, ctx);
+        const MatmulKey key = matmul_fp8_key<T>(sizes, epilogues[i / 2], i % 2);
+        const MatmulDecision* decision = matmul_decision(&key, ctx);
         loses += decision && decision->way != 0;
         wins += decision && decision->way == 0;
     }
@@ -208,7 +203,7 @@ template <class InFp8, class InT>
 static inline void matmul_fp8_or(MatmulKey key, int may_repeat, MatmulGpu* ctx, const InFp8& in_fp8,
                                  const InT& in_t) {
     static const char* const words[] = {"in fp8", "without fp8"};
-    MatmulRace race = matmul_race(key, {0, 2, 0, words, ""}, may_repeat || matmul_decision_(&key, ctx), ctx);
+    MatmulRace race = matmul_race(key, {0, 2, 0, words, ""}, may_repeat || matmul_decision(&key, ctx), ctx);
     do {
         if (race.way == 0) {
             in_fp8();

@@ -44,11 +44,11 @@ void matmul_fp8_round_rows_cpu(float* out, const float* x, int rows, int cols);
 void matmul_fp8_round_columns_cpu(float* out, const float* x, int rows, int cols);
 
 // Sets out (N, OC).
-void matmul_fp8_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N,
-                            int C, int OC, MatmulFp8Scratch* fp8, MatmulScratch* scratch);
+void matmul_fp8_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
+                            MatmulSizes sizes, MatmulFp8Scratch* fp8, MatmulScratch* scratch);
 
 // Sets dinp (N, C).
-void matmul_fp8_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
+void matmul_fp8_backward_input_cpu(float* dinp, const float* dout, const float* weight, MatmulSizes sizes,
                                    MatmulFp8Scratch* fp8, MatmulScratch* scratch);
 
 #ifdef __cplusplus
@@ -114,18 +114,18 @@ void matmul_fp8_round_columns_cpu(float* out, const float* x, int rows, int cols
     }
 }
 
-void matmul_fp8_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N,
-                            int C, int OC, MatmulFp8Scratch* fp8, MatmulScratch* scratch) {
-    matmul_fp8_round_rows_cpu(fp8->left, inp, N, C);
-    matmul_fp8_round_rows_cpu(fp8->right, weight, OC, C);
-    matmul_forward_cpu(out, fp8->left, fp8->right, bias, N, C, OC, scratch);
+void matmul_fp8_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
+                            MatmulSizes sizes, MatmulFp8Scratch* fp8, MatmulScratch* scratch) {
+    matmul_fp8_round_rows_cpu(fp8->left, inp, sizes.N, sizes.C);
+    matmul_fp8_round_rows_cpu(fp8->right, weight, sizes.OC, sizes.C);
+    matmul_forward_cpu(out, fp8->left, fp8->right, bias, sizes, scratch);
 }
 
-void matmul_fp8_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
+void matmul_fp8_backward_input_cpu(float* dinp, const float* dout, const float* weight, MatmulSizes sizes,
                                    MatmulFp8Scratch* fp8, MatmulScratch* scratch) {
-    matmul_fp8_round_rows_cpu(fp8->left, dout, N, OC);
-    matmul_fp8_round_columns_cpu(fp8->right, weight, OC, C);
-    matmul_backward_input_cpu(dinp, fp8->left, fp8->right, N, C, OC, scratch);
+    matmul_fp8_round_rows_cpu(fp8->left, dout, sizes.N, sizes.OC);
+    matmul_fp8_round_columns_cpu(fp8->right, weight, sizes.OC, sizes.C);
+    matmul_backward_input_cpu(dinp, fp8->left, fp8->right, sizes, scratch);
 }
 
 #endif // MATMUL_FP8_IMPLEMENTATION

@@ -27,6 +27,7 @@ The residual sum is not here: the matmul before a norm adds it (matmul_forward_r
 #include "llmc/base/sizes.h"
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/ops/e4m3_rows.cuh"
+#include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/norm.h"
 
@@ -78,19 +79,7 @@ static inline void norm_open(NormScratch* scratch, Memory* memory, int N, int C)
 
 // ---- elements: WIDTH at a time, a pack or 1 ----
 
-template <int WIDTH, class T> __device__ inline void norm_load_(float* to, const T* from) {
-    if constexpr (WIDTH == 1) {
-        to[0] = to_float(from[0]);
-    } else {
-        const Pack<T> pack = load_pack(from);
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            to[i] = to_float(pack[i]);
-        }
-    }
-}
-
-// Loads a pack, or an element, just as it is in memory; zeros unless it is there.
+// Loads a pack, or an element, just as it is in memory; zeros if it is out of range.
 template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* from, bool is_there) {
     if constexpr (WIDTH == 1) {
         Pack<T> pack = {};
@@ -104,7 +93,7 @@ template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* f
 // Loads weights of columns c ...; ones without weights.
 template <int WIDTH, class T> __device__ inline void norm_load_weight_(float* to, const T* weight, int c) {
     if (weight) {
-        norm_load_<WIDTH>(to, weight + c);
+        load_floats<WIDTH>(to, weight + c);
     } else {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
@@ -152,8 +141,8 @@ template <NormKind KIND> __device__ inline float norm_mean_(float sum, int C) {
 template <int WIDTH, NormKind KIND, class T>
 __device__ inline void norm_load_parameters_(float* w, float* b, const T* weight, const T* bias, int c) {
     if constexpr (KIND == NORM_LAYER) {
-        norm_load_<WIDTH>(w, weight + c);
-        norm_load_<WIDTH>(b, bias + c);
+        load_floats<WIDTH>(w, weight + c);
+        load_floats<WIDTH>(b, bias + c);
     } else {
         norm_load_weight_<WIDTH>(w, weight, c);
 #pragma unroll
@@ -202,7 +191,7 @@ __device__ inline void norm_store_codes_(const E4m3Rows& codes, const int4 (&row
     }
 }
 
-// Loads the thread's columns of a row; zeros unless it is there.
+// Loads the thread's columns of a row; zeros if it is out of range.
 template <int WIDTH, class T>
 __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bool is_there, int C) {
 #pragma unroll
@@ -276,8 +265,8 @@ __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
 // moves  as norm_forward_kernel, if the rows being processed fit into the caches
 // order  fixed
 template <class T, NormKind KIND>
-__global__ void norm_forward_long_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
-                                         const T* bias, int C, float eps) {
+__global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm) {
+    const int C = norm.C;
     const size_t row = (size_t)blockIdx.x * C;
     float sum = 0, square = 0;
     for (int c = threadIdx.x; KIND == NORM_LAYER && c < C; c += blockDim.x) {
@@ -288,17 +277,17 @@ __global__ void norm_forward_long_kernel(T* out, float* mean, float* rstd, const
         const float d = to_float(inp[row + c]) - m;
         square += d * d;
     }
-    const float r = 1.0f / sqrtf(block_sum(square) / C + eps);
+    const float r = 1.0f / sqrtf(block_sum(square) / C + norm.eps);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         float w, b;
-        norm_load_parameters_<1, KIND>(&w, &b, weight, bias, c);
+        norm_load_parameters_<1, KIND>(&w, &b, norm.weight, norm.bias, c);
         out[row + c] = from_float<T>((to_float(inp[row + c]) - m) * r * w + b);
     }
     if (threadIdx.x == 0) {
         if constexpr (KIND == NORM_LAYER) {
-            mean[blockIdx.x] = m;
+            norm.mean[blockIdx.x] = m;
         }
-        rstd[blockIdx.x] = r;
+        norm.rstd[blockIdx.x] = r;
     }
 }
 
@@ -310,8 +299,7 @@ static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* 
     const int threads = 32 * ceil_div(C, 32 * WIDTH * NORM_ITEMS);
     const bool fuses = norm->codes.codes && threads <= 32 * norm_forward_warps_(true);
     if (threads > 1024) {
-        launch(norm_forward_long_kernel<T, KIND>, N, 1024, 0, gpu, out, norm->mean, norm->rstd, inp,
-               norm->weight, norm->bias, C, norm->eps);
+        launch(norm_forward_long_kernel<T, KIND>, N, 1024, 0, gpu, out, inp, *norm);
     } else {
         const auto kernel = fuses ? norm_forward_kernel<T, WIDTH, KIND, (WIDTH > 1)>
                                   : norm_forward_kernel<T, WIDTH, KIND, false>;
@@ -339,8 +327,13 @@ static inline void norm_forward_of_(T* out, const T* inp, const NormGpu<T>* norm
 // out may be inp: a thread reads its elements before it writes them.
 template <class T>
 static inline void norm_forward(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
-    (norm->kind == NORM_LAYER ? norm_forward_of_<T, NORM_LAYER> : norm_forward_of_<T, NORM_RMS>)(out, inp,
-                                                                                                 norm, gpu);
+    switch (norm->kind) {
+    case NORM_LAYER:
+        return norm_forward_of_<T, NORM_LAYER>(out, inp, norm, gpu);
+    case NORM_RMS:
+    case NORM_RMS_ALONE:
+        return norm_forward_of_<T, NORM_RMS>(out, inp, norm, gpu);
+    }
 }
 
 // ---- backward ----
@@ -424,7 +417,7 @@ template <int VALUES, int WARPS> __device__ inline void norm_block_sums_(float* 
 // Returns the number of sums over a row that its gradient needs: of g norm, and of g but for RMS.
 __host__ __device__ constexpr int norm_sums_(NormKind kind) { return kind == NORM_LAYER ? 2 : 1; }
 
-// Adds WIDTH elements of a row to its sums, and to those of the columns. x becomes norm, d becomes
+// Adds WIDTH elements of a row to its sums, and to the columns' sums. x becomes norm, d becomes
 // g.
 template <int WIDTH, NormKind KIND>
 __device__ inline void norm_backward_take_(float* d, float* x, float* sums, NormColumns_<WIDTH>* columns,
@@ -550,7 +543,7 @@ __device__ inline void norm_store_dinp_codes_(const E4m3Rows& codes,
     const int c = (int)threadIdx.x * Pack<T>::SIZE;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        const uint32_t largest = e4m3_warp_largest(e4m3_largest(norm_pack_<T>(work->dinp[r][0])));
+        const uint32_t largest = warp_max(e4m3_largest(norm_pack_<T>(work->dinp[r][0])));
         if (threadIdx.x % 32 == 0) {
             of_warp[threadIdx.x / 32][r] = largest;
         }
@@ -616,7 +609,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
             if constexpr (KIND == NORM_LAYER) {
-                norm_load_<WIDTH>(columns[k].weight, weight + c);
+                load_floats<WIDTH>(columns[k].weight, weight + c);
             } else {
                 norm_load_weight_<WIDTH>(columns[k].weight, weight, c);
             }
@@ -652,14 +645,14 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
 // moves  3 N*C in, N*C out; partial and the second reading of a row mostly come from cache
 // order  fixed: rows of a group in order
 template <class T, NormKind KIND>
-__global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp,
-                                          const T* weight, const float* mean, const float* rstd, int N, int C,
+__global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp, NormGpu<T> of,
                                           int group_rows, GradientMode dinp_mode) {
-    const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
+    const int N = of.N, C = of.C, first = blockIdx.x * group_rows, end = min(first + group_rows, N);
+    const T* weight = of.weight;
     float *dweight = partial + 3 * (size_t)blockIdx.x * C, *dbias = dweight + C, *dinp_sum = dbias + C;
     for (int n = first; n < end; n++) {
         const size_t row = (size_t)n * C;
-        const float m = KIND == NORM_LAYER ? mean[n] : 0.0f, s = rstd[n];
+        const float m = KIND == NORM_LAYER ? of.mean[n] : 0.0f, s = of.rstd[n];
         float sum = 0, dot = 0;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             const float g = to_float(dout[row + c]) * (weight ? to_float(weight[c]) : 1.0f);
@@ -698,26 +691,34 @@ static inline decltype(&norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>) norm_
     return norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>;
 }
 
-// Launches the kernel for a row's threads. Those of short rows of packs make codes, too; for others
-// a kernel of its own does.
+// Gradient of the input, and what it is computed from.
+template <class T> struct NormBackward_ {
+    T* dinp;
+    E4m3Rows codes; // of dinp
+    float* partial;
+    const T *dout, *inp;
+    GradientMode dinp_mode;
+};
+
+// Launches the kernel for a row's threads. The kernels for short rows of packs make codes, too; for
+// others a kernel of its own does.
 template <class T, NormKind KIND, int WIDTH>
-static inline void norm_launch_backward_(T* dinp, E4m3Rows codes, float* partial, const T* dout, const T* inp,
-                                         const NormGpu<T>* norm, GradientMode dinp_mode, const Gpu* gpu) {
+static inline void norm_launch_backward_(NormBackward_<T> x, const NormGpu<T>* norm, const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
     const int rows = norm_group_rows_(N), groups = norm_groups(N), items = ceil_div(C, WIDTH);
-    const int most = NORM_BACKWARD_THREADS, fits = items <= most, fuses = codes.codes && WIDTH > 1 && fits;
+    const int most = NORM_BACKWARD_THREADS, fits = items <= most, fuses = x.codes.codes && WIDTH > 1 && fits;
     if (items <= 2 * most) {
         const auto kernel = fuses  ? norm_backward_of_<T, KIND, WIDTH, (WIDTH > 1)>(items)
                             : fits ? norm_backward_of_<T, KIND, WIDTH, false>(items)
                                    : norm_backward_kernel<T, KIND, WIDTH, 2, 0, false>;
-        launch(kernel, groups, 32 * ceil_div(items, fits ? 32 : 64), 0, gpu, dinp, codes, partial, dout, inp,
-               norm->weight, norm->mean, norm->rstd, N, C, rows, dinp_mode);
+        launch(kernel, groups, 32 * ceil_div(items, fits ? 32 : 64), 0, gpu, x.dinp, x.codes, x.partial,
+               x.dout, x.inp, norm->weight, norm->mean, norm->rstd, N, C, rows, x.dinp_mode);
     } else {
-        launch(norm_backward_long_kernel<T, KIND>, groups, 1024, 0, gpu, dinp, partial, dout, inp,
-               norm->weight, norm->mean, norm->rstd, N, C, rows, dinp_mode);
+        launch(norm_backward_long_kernel<T, KIND>, groups, 1024, 0, gpu, x.dinp, x.partial, x.dout, x.inp,
+               *norm, rows, x.dinp_mode);
     }
-    if (codes.codes && !fuses) {
-        e4m3_rows(codes, (const T*)dinp, N, C, gpu);
+    if (x.codes.codes && !fuses) {
+        e4m3_rows(x.codes, (const T*)x.dinp, N, C, gpu);
     }
 }
 
@@ -732,15 +733,23 @@ typedef struct {
 } NormGradients;
 
 template <class T, NormKind KIND>
-static inline void norm_backward_rows_(T* dinp, E4m3Rows codes, GradientMode dinp_mode, const T* dout,
-                                       const T* inp, const NormGpu<T>* norm, NormScratch* scratch,
-                                       const Gpu* gpu) {
-    if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(dinp, dout, inp) &&
-        norm_aligned_(norm->weight, scratch->partial, NULL)) {
-        norm_launch_backward_<T, KIND, Pack<T>::SIZE>(dinp, codes, scratch->partial, dout, inp, norm,
-                                                      dinp_mode, gpu);
+static inline void norm_backward_rows_(NormBackward_<T> x, const NormGpu<T>* norm, const Gpu* gpu) {
+    if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(x.dinp, x.dout, x.inp) &&
+        norm_aligned_(norm->weight, x.partial, NULL)) {
+        norm_launch_backward_<T, KIND, Pack<T>::SIZE>(x, norm, gpu);
     } else {
-        norm_launch_backward_<T, KIND, 1>(dinp, codes, scratch->partial, dout, inp, norm, dinp_mode, gpu);
+        norm_launch_backward_<T, KIND, 1>(x, norm, gpu);
+    }
+}
+
+template <class T>
+static inline void norm_backward_by_kind_(NormBackward_<T> x, const NormGpu<T>* norm, const Gpu* gpu) {
+    switch (norm->kind) {
+    case NORM_LAYER:
+        return norm_backward_rows_<T, NORM_LAYER>(x, norm, gpu);
+    case NORM_RMS:
+    case NORM_RMS_ALONE:
+        return norm_backward_rows_<T, NORM_RMS>(x, norm, gpu);
     }
 }
 
@@ -752,13 +761,13 @@ static inline void norm_backward(T* dinp, GradientMode dinp_mode, const NormGrad
     const int C = norm->C, groups = norm_groups(norm->N);
     const Gradient vectors[3] = {d->dweight, d->dbias, d->dinp_sum};
     assert(3 * (size_t)groups * C <= scratch->floats);
-    (norm->kind == NORM_LAYER
-         ? norm_backward_rows_<T, NORM_LAYER>
-         : norm_backward_rows_<T, NORM_RMS>)(dinp, d->codes, dinp_mode, dout, inp, norm, scratch, gpu);
-    column_sums_finish<T>(vectors, together, (const float*)scratch->partial, groups, 3 * C, C, d->mode, gpu);
+    norm_backward_by_kind_({dinp, d->codes, scratch->partial, dout, inp, dinp_mode}, norm, gpu);
+    column_sums_finish<T>(vectors, together, ColumnPartials<float>{scratch->partial, groups, 3 * C, C},
+                          d->mode, gpu);
     if (together < 3) {
-        column_sums_finish<T>(vectors + 2, 1, (const float*)scratch->partial + 2 * C, groups, 3 * C, C,
-                              d->sum_mode, gpu);
+        column_sums_finish<T>(vectors + 2, 1,
+                              ColumnPartials<float>{scratch->partial + 2 * C, groups, 3 * C, C}, d->sum_mode,
+                              gpu);
     }
 }
 
@@ -768,7 +777,7 @@ static inline void norm_backward(T* dinp, GradientMode dinp_mode, const NormGrad
 // then these sums. Thread i has the columns i, i + blockDim.x, ...
 // grid   groups of rows      block   256      shared   none
 // moves  N*C in, C fp32 out per group. Bound by memory.
-// order  fixed: that of norm_backward_kernel
+// order  fixed: as in norm_backward_kernel
 template <class T>
 __global__ void norm_dinp_sum_kernel(float* partial, const T* dinp, int N, int C, int group_rows,
                                      int at_once) {
@@ -795,7 +804,7 @@ static inline void norm_dinp_sum(Gradient sum, GradientMode mode, const T* dinp,
     if (sum.data) {
         launch(norm_dinp_sum_kernel<T>, groups, 256, 0, gpu, scratch->partial, dinp, N, C,
                norm_group_rows_(N), items <= 2 ? norm_rows_at_once_(width, items) : 1);
-        column_sums_finish<T>(&sum, 1, (const float*)scratch->partial, groups, C, C, mode, gpu);
+        column_sums_finish<T>(&sum, 1, ColumnPartials<float>{scratch->partial, groups, C, C}, mode, gpu);
     }
 }
 
@@ -823,8 +832,8 @@ __global__ void norm_unit_backward_kernel(T* dx, const T* x, const float* rstd, 
     const size_t row = (size_t)n * C;
     float d[WIDTH], y[WIDTH], dot = 0;
     for (int c = threadIdx.x * WIDTH; c < C; c += 32 * WIDTH) {
-        norm_load_<WIDTH>(d, dx + row + c);
-        norm_load_<WIDTH>(y, x + row + c);
+        load_floats<WIDTH>(d, dx + row + c);
+        load_floats<WIDTH>(y, x + row + c);
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             dot += d[i] * y[i];
@@ -832,8 +841,8 @@ __global__ void norm_unit_backward_kernel(T* dx, const T* x, const float* rstd, 
     }
     const float slope = warp_sum(dot) / C, r = rstd[n];
     for (int c = threadIdx.x * WIDTH; c < C; c += 32 * WIDTH) {
-        norm_load_<WIDTH>(d, dx + row + c);
-        norm_load_<WIDTH>(y, x + row + c);
+        load_floats<WIDTH>(d, dx + row + c);
+        load_floats<WIDTH>(y, x + row + c);
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             d[i] = r * (d[i] - y[i] * slope);
@@ -842,7 +851,7 @@ __global__ void norm_unit_backward_kernel(T* dx, const T* x, const float* rstd, 
     }
 }
 
-// Turns dx (N, C), the gradient of the normalized x, into that of x before, in place.
+// Turns dx (N, C), the gradient of the normalized x, into the gradient of x before, in place.
 template <class T>
 static inline void norm_unit_backward(T* dx, const T* x, const float* rstd, int N, int C, const Gpu* gpu) {
     const int packs = C % Pack<T>::SIZE == 0 && norm_aligned_(dx, x, NULL);

@@ -40,7 +40,26 @@ extern "C" {
 
 #define NORM_EPS 1e-5f // GPT-2's
 
-typedef enum { NORM_LAYER, NORM_RMS, NORM_RMS_ALONE } NormKind;
+// X(kind, has a mean, has a weight, has a bias)
+#define NORM_KINDS(X) X(NORM_LAYER, 1, 1, 1) X(NORM_RMS, 0, 1, 0) X(NORM_RMS_ALONE, 0, 0, 0)
+
+#define NORM_VALUE_(kind, ...) kind,
+typedef enum { NORM_KINDS(NORM_VALUE_) } NormKind;
+#undef NORM_VALUE_
+
+#define NORM_ONE_(...) +1
+#define NORM_KINDS_COUNT (0 NORM_KINDS(NORM_ONE_))
+
+typedef struct {
+    int has_mean, has_weight, has_bias;
+} NormParts;
+
+static inline NormParts norm_parts(NormKind kind) {
+#define NORM_ROW_(kind, ...) {__VA_ARGS__},
+    static const NormParts rows[] = {NORM_KINDS(NORM_ROW_)};
+#undef NORM_ROW_
+    return rows[kind];
+}
 
 // Return the bytes of memory traffic; each of `groups` groups of rows has its own partial sums,
 // which pass through memory.
@@ -80,7 +99,7 @@ void norm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* d
 // Normalizes x (N, C) in place, and sets rstd (N).
 void norm_unit_forward_cpu(float* x, float* rstd, int N, int C, float eps);
 
-// Turns dx (N, C), the gradient of the normalized x, into that of x before, in place.
+// Turns dx (N, C), the gradient of the normalized x, into the gradient of x before, in place.
 void norm_unit_backward_cpu(float* dx, const float* x, const float* rstd, int N, int C);
 
 #ifdef __cplusplus
@@ -154,7 +173,14 @@ static void norm_rms_row_(float* out, const float* inp, const Norm* norm, int n)
 typedef void (*NormRow_)(float* out, const float* inp, const Norm* norm, int n);
 
 static NormRow_ norm_row_of_(const Norm* norm) {
-    return norm->kind == NORM_LAYER ? norm_layer_row_ : norm_rms_row_;
+    switch (norm->kind) {
+    case NORM_LAYER:
+        return norm_layer_row_;
+    case NORM_RMS:
+    case NORM_RMS_ALONE:
+        return norm_rms_row_;
+    }
+    return NULL;
 }
 
 void norm_forward_cpu(float* out, const float* inp, const Norm* norm) {
@@ -233,18 +259,35 @@ static void norm_rms_backward_row_(float* dinp, const float* dout, const float* 
     }
 }
 
+typedef void (*NormBackwardRow_)(float* dinp, const float* dout, const float* inp, const Norm* norm, int n,
+                                 GradientMode dinp_mode);
+
+static NormBackwardRow_ norm_backward_row_of_(const Norm* norm) {
+    switch (norm->kind) {
+    case NORM_LAYER:
+        return norm_layer_backward_row_;
+    case NORM_RMS:
+    case NORM_RMS_ALONE:
+        return norm_rms_backward_row_;
+    }
+    return NULL;
+}
+
+enum { NORM_COLUMNS_ = 4 * LANES }; // columns that a thread sums together
+
 static void norm_finish_columns_(float* to, const float* sum, int c0, int cols, GradientMode mode) {
     for (int c = 0; to && c < cols; c++) {
         to[c0 + c] = sum[c] + (mode == GRADIENT_ADD ? to[c0 + c] : 0.0f);
     }
 }
 
-// Sums the parameters' gradients over the rows. Each thread owns a few columns, so the sums follow
-// the order of the rows.
+// Sums the parameters' gradients over the rows, from column c0 on. Each thread owns a few columns,
+// so the sums follow the order of the rows.
 static void norm_backward_columns_(float* dweight, float* dbias, const float* dout, const float* inp,
-                                   const Norm* norm, int c0, int cols, GradientMode mode) {
+                                   const Norm* norm, int c0, GradientMode mode) {
+    const int cols = int_min(NORM_COLUMNS_, norm->C - c0);
     const int N = norm->N, C = norm->C;
-    float weight_sum[4 * LANES] = {0}, bias_sum[4 * LANES] = {0};
+    float weight_sum[NORM_COLUMNS_] = {0}, bias_sum[NORM_COLUMNS_] = {0};
     for (int n = 0; n < N; n++) {
         const float *d = dout + (size_t)n * C + c0, *x = inp + (size_t)n * C + c0;
         const float m = norm->mean ? norm->mean[n] : 0.0f, r = norm->rstd[n];
@@ -259,18 +302,18 @@ static void norm_backward_columns_(float* dweight, float* dbias, const float* do
 
 void norm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
                        const Norm* norm, GradientMode dinp_mode, GradientMode mode) {
-    const int N = norm->N, C = norm->C, block = 4 * LANES;
+    const int N = norm->N, C = norm->C;
+    const NormBackwardRow_ backward_row = norm_backward_row_of_(norm);
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
         for (int n = 0; n < N; n++) {
             const size_t row = (size_t)n * C;
-            (norm->kind == NORM_LAYER ? norm_layer_backward_row_ : norm_rms_backward_row_)(
-                dinp + row, dout + row, inp + row, norm, n, dinp_mode);
+            backward_row(dinp + row, dout + row, inp + row, norm, n, dinp_mode);
         }
 #pragma omp for schedule(static)
-        for (int c0 = 0; c0 < (dweight || dbias ? C : 0); c0 += block) {
-            norm_backward_columns_(dweight, dbias, dout, inp, norm, c0, int_min(block, C - c0), mode);
+        for (int c0 = 0; c0 < (dweight || dbias ? C : 0); c0 += NORM_COLUMNS_) {
+            norm_backward_columns_(dweight, dbias, dout, inp, norm, c0, mode);
         }
     }
 }

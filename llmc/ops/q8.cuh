@@ -114,8 +114,9 @@ __global__ void __launch_bounds__(QUANTIZED_THREADS_)
 
 // Sets out (N, OC) for N <= QUANTIZED_ROWS rows.
 template <class T>
-static inline void q8_matmul(T* out, const T* add, const T* inp, QuantizedGpu weight, const T* bias, int N,
-                             int C, int OC, const Gpu* gpu) {
+static inline void q8_matmul(T* out, const T* add, const T* inp, QuantizedGpu weight, const T* bias,
+                             MatmulSizes sizes, const Gpu* gpu) {
+    const int N = sizes.N, C = sizes.C, OC = sizes.OC;
     assert(N >= 1 && N <= QUANTIZED_ROWS && C % QUANTIZED_BLOCK == 0);
     const auto kernel = N == 1   ? q8_matmul_kernel<T, 1>
                         : N <= 4 ? q8_matmul_kernel<T, 4>
@@ -156,50 +157,34 @@ static inline void quantized_expand(T* out, QuantizedGpu weight, size_t elements
            out, weight, elements);
 }
 
-// A thread computes one element. wte has the rows of `words`; the embedding of any other token is
-// zeros.
+// A thread computes one element. wte has the rows of batch.words; the embedding of any other token
+// is zeros.
 // grid   ceil(N*C / 256)      block   256      shared   none
-// moves  N*C of 8 bits and N*C of wpe in, N*C out. Small beside a matmul.
+// moves  N*C of 8 bits and N*C of wpe in, N*C out. Small compared with a matmul.
 // order  fixed: no sums.
 template <class X>
-__global__ void q8_embedding_kernel(X* out, const int* tokens, QuantizedGpu wte, EmbeddingWords words,
-                                    const X* wpe, EmbeddingPositions positions, int N, int T, int C) {
-    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+__global__ void q8_embedding_kernel(X* out, const int* tokens, QuantizedGpu wte, const X* wpe,
+                                    EmbeddingBatch batch) {
+    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)batch.C;
     const int n = (int)(at / C), c = (int)(at % C);
-    if (n < N) {
-        const int row = embedding_row(words, tokens[n]);
+    if (n < batch.N) {
+        const int row = embedding_row(batch.words, tokens[n]);
         const size_t from = (size_t)(row < 0 ? 0 : row) * C + c;
         const float value = to_float(wte.scales[from / QUANTIZED_BLOCK]) * (float)wte.q[from];
         const float token = row < 0 ? 0.0f : value;
         const float position =
-            wpe ? to_float(wpe[(size_t)embedding_position(positions, n, T) * C + c]) : 0.0f;
+            wpe ? to_float(wpe[(size_t)embedding_position(batch.positions, n, batch.T) * C + c]) : 0.0f;
         out[at] = from_float<X>(token + position);
     }
 }
 
+// Does the same as embedding_forward, from 8 bits.
 template <class X>
-static inline void q8_launch_embedding_(X* out, const int* tokens, QuantizedGpu wte, EmbeddingWords words,
-                                        const X* wpe, int N, int T, EmbeddingPositions positions, int C,
-                                        const Gpu* gpu) {
-    const size_t elements = (size_t)N * C;
+static inline void q8_embedding(X* out, const int* tokens, QuantizedGpu wte, const X* wpe,
+                                EmbeddingBatch batch, const Gpu* gpu) {
+    const size_t elements = (size_t)batch.N * batch.C;
     launch(q8_embedding_kernel<X>, (unsigned)ceil_div(elements, (size_t)QUANTIZED_THREADS_),
-           QUANTIZED_THREADS_, 0, gpu, out, tokens, wte, words, wpe, positions, N, T, C);
-}
-
-// Sets out (B, T, C): row tokens[n] of wte + the row of its position in wpe.
-template <class X>
-static inline void q8_embedding(X* out, const int* tokens, QuantizedGpu wte, const X* wpe, int B, int T,
-                                EmbeddingPositions positions, int C, const Gpu* gpu) {
-    const EmbeddingWords all = {0, INT_MAX};
-    q8_launch_embedding_(out, tokens, wte, all, wpe, B * T, T, positions, C, gpu);
-}
-
-// Does what embedding_words does (embedding.h), from 8 bits.
-template <class X>
-static inline void q8_embedding_words(X* out, const int* tokens, QuantizedGpu wte, EmbeddingWords words,
-                                      int N, int C, const Gpu* gpu) {
-    const EmbeddingPositions none = {};
-    q8_launch_embedding_(out, tokens, wte, words, (const X*)NULL, N, N, none, C, gpu);
+           QUANTIZED_THREADS_, 0, gpu, out, tokens, wte, wpe, batch);
 }
 
 #endif

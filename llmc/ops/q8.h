@@ -31,6 +31,7 @@ use the tiles of q8_amx.h instead.
 #include "llmc/base/float16.h"
 #include "llmc/base/sizes.h"
 #include "llmc/base/threads.h"
+#include "llmc/ops/matmul.h"
 #include "llmc/ops/q8_amx.h"
 
 #ifdef __cplusplus
@@ -186,8 +187,8 @@ static inline double quantized_bytes(double C, double OC) {
 }
 
 // Sets out (N, OC).
-void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight, const float* bias, int N,
-                   int C, int OC, const QuantizedScratch* scratch);
+void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight, const float* bias,
+                   MatmulSizes sizes, const QuantizedScratch* scratch);
 
 #ifdef __cplusplus
 }
@@ -466,11 +467,12 @@ static void quantized_by_rows_(const QuantizedLayer_* layer, const QuantizedScra
     }
 }
 
-void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight, const float* bias, int N,
-                   int C, int OC, const QuantizedScratch* scratch) {
+void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight, const float* bias,
+                   MatmulSizes sizes, const QuantizedScratch* scratch) {
+    const int N = sizes.N, C = sizes.C;
     const QuantizedRows rows = quantized_rows_bind(scratch->rows, (size_t)N, (size_t)C);
     const size_t blocks = (size_t)C / QUANTIZED_BLOCK;
-    const QuantizedLayer_ layer = {out, rows, weight, bias, N, (int)blocks, OC};
+    const QuantizedLayer_ layer = {out, rows, weight, bias, N, (int)blocks, sizes.OC};
 #pragma omp parallel for schedule(static) if (N > 1)
     for (int n = 0; n < N; n++) {
         const QuantizedRows row = {rows.q + (size_t)n * C, rows.scales + n * blocks};

@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(ROUTER_BLOCK) router_place_kernel(Router r) {
     }
 }
 
-// A warp sets the weights of a token's experts; lane k that of slot k.
+// A warp sets the weights of a token's experts; lane k sets slot k's.
 // grid   ceil(N / 8)      block   256 = 8 tokens      shared   none
 // moves  N*used logits in, with ROUTER_SOFTMAX N*E; N*used out. Bound by latency.
 // order  fixed
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS)
 // One block adds the tokens of each expert, and the sum of the entropies.
 // grid   1      block   1024      shared   4 KiB
 // moves  N*used in. Bound by latency.
-// order  fixed for the entropies; that of the counts does not matter
+// order  fixed for the entropies; it does not matter for the counts
 __global__ void __launch_bounds__(ROUTER_BLOCK)
     router_statistics_kernel(double* statistics, const float* entropies, int parts, Router r) {
     SMEM_ARRAY(int, count, [ROUTER_MAX_EXPERTS]);

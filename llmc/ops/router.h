@@ -127,7 +127,7 @@ static inline RouterSummary router_summary(const double* statistics, int L, int 
     return sum;
 }
 
-// Adds those of a pass, the same bits for any number of threads.
+// Adds the statistics of a pass; bitwise independent of the thread count.
 void router_statistics_add_cpu(double* statistics, const Router* router);
 
 #ifdef __cplusplus

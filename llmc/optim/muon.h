@@ -190,7 +190,7 @@ static void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* work) {
 // polynomial = MUON_A gram + MUON_AA gram gram, side x side. The Gram matrix is its own transpose.
 static void muon_polynomial_(const MuonWork_* work, size_t side, MatmulScratch* matmul) {
     const int s = (int)side;
-    matmul_forward_cpu(work->polynomial, work->gram, work->gram, NULL, s, s, s, matmul);
+    matmul_forward_cpu(work->polynomial, work->gram, work->gram, NULL, (MatmulSizes){s, s, s}, matmul);
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < side * side; i++) {
         work->polynomial[i] = multiply_add(MUON_A, work->gram[i], MUON_AA * work->polynomial[i]);
@@ -203,13 +203,13 @@ static void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MatmulScrat
     const float* x = work->x;
     float* next = work->next;
     if (r <= c) {
-        matmul_forward_cpu(work->gram, x, x, NULL, r, c, r, matmul);
+        matmul_forward_cpu(work->gram, x, x, NULL, (MatmulSizes){r, c, r}, matmul);
         muon_polynomial_(work, rows, matmul);
-        matmul_backward_input_cpu(next, work->polynomial, x, r, c, r, matmul);
+        matmul_backward_input_cpu(next, work->polynomial, x, (MatmulSizes){r, c, r}, matmul);
     } else {
-        matmul_backward_weight_cpu(work->gram, x, x, r, c, c, GRADIENT_SET, matmul);
+        matmul_backward_weight_cpu(work->gram, x, x, (MatmulSizes){r, c, c}, GRADIENT_SET, matmul);
         muon_polynomial_(work, cols, matmul);
-        matmul_forward_cpu(next, x, work->polynomial, NULL, r, c, c, matmul);
+        matmul_forward_cpu(next, x, work->polynomial, NULL, (MatmulSizes){r, c, c}, matmul);
     }
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < rows * cols; i++) {

@@ -30,7 +30,7 @@ weights are, too.
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/lion.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/sliced_update.cuh"
@@ -62,7 +62,7 @@ typedef struct {
     uint32_t count;                     // all that is updated here
     uint32_t first;                     // blocks without gradients
     uint32_t params_once, params_block; // kept parameters of group 0, of each other group
-    uint32_t slices, repeats;           // blocks of a layer; consecutive layers that share them
+    uint32_t repeats;                   // consecutive layers that share a block
 } UpdatePieces_;
 
 // A piece: the row of the parameters, and the random word (state_word) of its first element, in a
@@ -85,7 +85,7 @@ typedef struct {
     // Adafactor's tensors in group 0, and in each other group
     AdafactorCount adafactor_once, adafactor_block;
     MuonTensor muon[UPDATE_MATRICES_];
-    SlicedUpdate sliced; // Muon with slices
+    SlicedUpdate sliced; // Muon with tensor ranks
     SoapTensor soap[UPDATE_MATRICES_];
     int muon_tensors, soap_tensors;
     MuonGpu muon_memory;
@@ -143,7 +143,6 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg
                                   (uint32_t)zero->first_block,
                                   (uint32_t)(zero->once / kept),
                                   (uint32_t)(zero->block / kept),
-                                  (uint32_t)model_slices(cfg),
                                   (uint32_t)model_copy_repeats(cfg)};
     return pieces;
 }
@@ -309,10 +308,8 @@ static inline int update_soap_tensors_(SoapTensor tensors[UPDATE_MATRICES_], con
     return count;
 }
 
-// True if the model is cut into slices, of which whole matrices are made.
-static inline int update_is_sliced_(const OptimizerState* s) { return model_is_sliced(s->cfg); }
-
-// Sets a tensor for each matrix of Muon in slices, or for each whole matrix; returns their number.
+// Sets a tensor for each matrix of Muon in this rank, or for each whole matrix; returns their
+// number.
 static inline int update_sliced_tensors_(MuonTensor tensors[UPDATE_MATRICES_], const OptimizerState* s,
                                          const ZeroPlan* zero, int is_whole) {
     int count = 0;
@@ -343,9 +340,9 @@ static inline size_t update_operand_elements_(const OptimizerState* state, const
     size_t most = 0;
     for (int g = 0; g < zero->groups; g++) {
         const size_t all = zero_trained_elements(zero, g),
-                     elements = optimizer_needs_slices(state, zero, g) ? (size_t)zero->slices * all
-                                : optimizer_gathers(state, zero, g)    ? all
-                                                                       : 0;
+                     elements = optimizer_needs_slices(state, zero, g) || optimizer_gathers(state, zero, g)
+                                    ? all
+                                    : 0;
         most = elements > most ? elements : most;
     }
     return most;
@@ -357,7 +354,7 @@ static inline void update_open_rules_(OptimizerPlan* plan, Memory* memory, const
     AdafactorTensor* tensors;
     if (name == OPTIMIZER_ADAMW8BIT) {
         code8_table_open(&plan->codes, memory);
-    } else if (name == OPTIMIZER_MUON && update_is_sliced_(plan->state)) {
+    } else if (name == OPTIMIZER_MUON && model_is_cut(plan->state->cfg)) {
         MuonTensor whole[UPDATE_MATRICES_];
         plan->muon_tensors = update_sliced_tensors_(plan->muon, plan->state, zero, 0);
         muon_open<T>(&plan->muon_memory, memory, whole, update_sliced_tensors_(whole, plan->state, zero, 1));
@@ -427,10 +424,9 @@ static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const F
     }
     uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int k = 0; k < cfg.L * model_slices(cfg); k++) {
-            const int l = k / model_slices(cfg), g = model_group_of_slice(cfg, l, k % model_slices(cfg));
-            frozen[plan->state->rows[i].place == PLACE_BLOCK ? g : 0] |= (uint32_t)freeze_has(freeze, i, l)
-                                                                         << i;
+        for (int l = 0; l < cfg.L; l++) {
+            const int g = plan->state->rows[i].place == PLACE_BLOCK ? model_group(cfg, l) : 0;
+            frozen[g] |= (uint32_t)freeze_has(freeze, i, l) << i;
         }
     }
     gpu_upload(plan->frozen, frozen, bytes);
@@ -442,7 +438,7 @@ static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const F
 template <class T> static inline void optimizer_choose_matmuls(OptimizerPlan* plan, MatmulGpu* matmul) {
     MuonTensor whole[UPDATE_MATRICES_];
     const MuonTensor* muon = plan->muon;
-    if (update_is_sliced_(plan->state)) {
+    if (model_is_cut(plan->state->cfg)) {
         update_sliced_tensors_(whole, plan->state, &plan->zero, 1);
         muon = whole;
     }
@@ -471,9 +467,7 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
     const uint32_t group = is_once ? 0 : 1 + p.first + block;
     const uint32_t own = is_once ? piece : piece - p.once.count - block * p.block.count;
     const uint32_t kept = is_once ? 0 : p.params_once + (group - 1) * p.params_block;
-    const uint32_t of_block = is_once ? 0 : group - 1;
-    const uint64_t words = ((uint64_t)(of_block / p.slices * p.repeats) << STATE_WORD_LAYER) +
-                           ((uint64_t)(of_block % p.slices) << STATE_WORD_SLICE);
+    const uint64_t words = is_once ? 0 : (uint64_t)((group - 1) * p.repeats) << STATE_WORD_LAYER;
     const UpdatePlace_ place = {kept + part.in_kept * part.count + own, group, own,
                                 (is_once ? 0 : p.trained_once) + part.part * part.count + own, words};
     return place;
@@ -517,10 +511,6 @@ typedef struct {
     uint8_t rule[MODEL_PARAMETER_ROWS];
     UpdateShift_ m[MODEL_PARAMETER_ROWS], v[MODEL_PARAMETER_ROWS];
     uint64_t streams[MODEL_PARAMETER_ROWS]; // of random words
-    // first element from which a row belongs to heads of keys that `share` slices have: all use the
-    // words of the first one
-    size_t shared[MODEL_PARAMETER_ROWS];
-    uint32_t share;
 } UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
@@ -541,16 +531,12 @@ static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update
 }
 
 static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
-    const size_t Q = (size_t)model_heads(state->cfg);
     UpdateSlots_ slots;
-    slots.share = state->cfg.part.keys_share > 1 ? (uint32_t)state->cfg.part.keys_share : 1;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         slots.rule[i] = (uint8_t)state->rule[i];
         slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
         slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
-        const TensorRow* row = &state->rows[i];
-        slots.streams[i] = row->stream;
-        slots.shared[i] = row->split == SPLIT_HEADS ? Q * (row->rows == 1 ? 1 : row->cols) : SIZE_MAX;
+        slots.streams[i] = state->rows[i].stream;
     }
     return slots;
 }
@@ -573,10 +559,7 @@ __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>&
 // after those of block 0.
 __device__ inline RoundingWords update_words_(const UpdatePieceRow_& piece, uint64_t words,
                                               const UpdateSlots_& slots, uint64_t seed, int64_t t) {
-    const uint64_t first = piece.word + words + 4 * threadIdx.x,
-                   element = first & ((UINT64_C(1) << STATE_WORD_LAYER) - 1),
-                   copy = element >= slots.shared[piece.row] ? (first >> STATE_WORD_SLICE) % slots.share : 0;
-    return rounding_words(seed, slots.streams[piece.row], t, first - (copy << STATE_WORD_SLICE));
+    return rounding_words(seed, slots.streams[piece.row], t, piece.word + words + 4 * threadIdx.x);
 }
 
 // Updates four parameters x whose moments are in 8 bits.
@@ -815,9 +798,9 @@ static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ 
     }
 }
 
-// ---- Muon with slices ----
+// ---- Muon with tensor ranks ----
 
-// Sets the operands of a slice's group at `operands`.
+// Sets the operands of group g at `operands`.
 template <class T>
 static inline void update_sliced_operands_(OptimizerUpdate<T> u, int g, float* operands, const Gpu* gpu) {
     MuonUpdate<T> muon = update_muon_of_(u);
@@ -830,47 +813,32 @@ static inline void update_sliced_operands_(OptimizerUpdate<T> u, int g, float* o
     }
 }
 
-// Returns the distance from the random words of a matrix in block 0 to those in group g; copies of a
-// head of keys have those of the first one.
-static inline size_t update_sliced_words_(const OptimizerPlan* plan, const SlicedMatrix* x, int g) {
-    const uint64_t first = state_word(plan->state, x->t.i, 0), own = state_word(plan->state, x->t.i, g - 1),
-                   copy = (own >> STATE_WORD_SLICE) % (uint64_t)x->share;
-    return own - first - (copy << STATE_WORD_SLICE);
-}
-
-// Moves this rank's part of a matrix in all slices of a layer.
+// Moves this rank's part of a matrix.
 template <class T>
 static inline void update_sliced_move_(const OptimizerUpdate<T>& u, const MuonTensor* t,
                                        const SlicedMatrix* x, const Gpu* gpu) {
     const MuonUpdate<T> muon = update_muon_of_(u);
-    const SlicedUpdate* sliced = &u.plan->sliced;
     const float rate = muon.opt.lr * muon_factor(muon.opt, x->whole.rows, x->t.whole->cols);
     const MuonMove move = {rate, t->decay ? 1.0f - muon.opt.lr * muon.opt.weight_decay : 1.0f, muon.opt.decay,
                            u.seed, muon.t};
-    for (int i = 0; i < sliced->plan.slices && t->begin < t->end; i++) {
-        const int g = x->t.group + i;
-        MuonTensor of_slice = *t;
-        of_slice.words.first += update_sliced_words_(u.plan, x, g);
-        of_slice.words.step = 0;
-        muon_move(&of_slice, muon.weights, (const float*)sliced->operands[i] + t->start, move, g - t->group,
-                  gpu);
+    if (t->begin < t->end) {
+        muon_move(t, muon.weights, (const float*)u.plan->sliced.operands + t->start, move,
+                  x->t.group - t->group, gpu);
     }
 }
 
-// Updates the matrices of a layer by Muon: of the groups of its slices, from `group` on.
+// Updates the matrices of group g by Muon.
 template <class T>
-static inline void update_sliced_layer_(const OptimizerUpdate<T>& u, int group, const Gpu* gpu) {
+static inline void update_sliced_layer_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
     SlicedUpdate* sliced = (SlicedUpdate*)&u.plan->sliced;
     int k = 0;
-    for (int i = 0; i < sliced->plan.slices; i++) {
-        sliced->operands[i] = u.plan->operands + (size_t)i * sliced->plan.trained_block;
-        update_sliced_operands_(u, group + i, sliced->operands[i], gpu);
-    }
-    sliced_muon(sliced, group, update_muon_of_(u), &u.zero->groups->tensor, gpu);
+    sliced->operands = u.plan->operands;
+    update_sliced_operands_(u, g, sliced->operands, gpu);
+    sliced_muon(sliced, g, update_muon_of_(u), &u.zero->groups->tensor, gpu);
     for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
         for (int m = 0;
              m < tensor_matrices(&sliced->state->rows[row]) && sliced->state->rule[row] == RULE_MUON; m++) {
-            const SlicedMatrix x = sliced_matrix(sliced, row, group, m);
+            const SlicedMatrix x = sliced_matrix(sliced, row, g, m);
             update_sliced_move_(u, &u.plan->muon[k++], &x, gpu);
         }
     }
@@ -878,7 +846,7 @@ static inline void update_sliced_layer_(const OptimizerUpdate<T>& u, int group, 
 
 template <class T> static inline void update_sliced_layers_(const OptimizerUpdate<T>& u, const Gpu* gpu) {
     const ZeroPlan* zero = &u.plan->zero;
-    for (int g = 1; g < zero->groups; g += zero->slices) {
+    for (int g = 1; g < zero->groups; g++) {
         if (optimizer_needs_slices(u.plan->state, zero, g)) {
             update_sliced_layer_(u, g, gpu);
         }
@@ -992,7 +960,7 @@ static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups
 // group if operands are gathered.
 template <class T>
 static inline void update_tensors_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
-    if (update_is_sliced_(u.plan->state)) {
+    if (model_is_cut(u.plan->state->cfg)) {
         update_sliced_layers_(u, gpu);
         return;
     }

@@ -33,6 +33,7 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/optim/average.h"
+#include "llmc/model/map_walk.h"
 #include "llmc/model/model.h"
 #include "llmc/model/part.h"
 #include "llmc/optim/muon.h"
@@ -99,19 +100,7 @@ UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind);
 
 // ---- slots ----
 
-// Number of elements in a slot, for a tensor of rows x cols.
-typedef enum {
-    SLOT_ELEMENTS, // one for each element
-    SLOT_BLOCKS,   // one for OPTIMIZER_BLOCK elements; cols are a multiple of it
-    SLOT_ROWS,     // one for each row of a whole matrix, also in each slice of it (part.h)
-    SLOT_COLS,     // one for each column, likewise
-    // squares of the rows, or of the columns, of each matrix that is updated alone, unless that
-    // side is too long; those of a run are padded to a multiple of TENSOR_ALIGN
-    SLOT_ROWS_SQUARE,
-    SLOT_COLS_SQUARE
-} SlotShape;
-
-enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
+enum { OPTIMIZER_BLOCK = MAP_BLOCK };
 
 // clang-format off
 // Slots: the name in checkpoints, the type of the elements, the shape, a bound that no value is
@@ -234,6 +223,9 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
 // Takes the block for all state, on the device; each slot is a kind.
 void optimizer_state_take(OptimizerState* s, Memory* memory);
 
+// Sets what a map must know of the optimizer: which slots each parameter has. `of` has all else.
+void optimizer_set_map(MapOf* of, Optimizer optimizer);
+
 // Returns the bytes of the state in files.
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg);
 
@@ -273,12 +265,12 @@ typedef struct {
 // Returns them; none if the row has no average there.
 StateAverage state_average(const OptimizerState* s, int g, int row);
 
-// Returns the number of the random word (RoundingWords) of the first element of a copy of a row. The
-// words of a tensor are numbered by its elements, its layer, and its slice. So they do not depend on
-// the layers, experts and other tensors that a rank has.
+// Returns the number of the random word (RoundingWords) of the first element of a copy of a row.
+// The words of a tensor are numbered by its elements, its layer, and the tensor rank that has a
+// part. So they do not depend on the layers, experts and other tensors that a rank has.
 uint64_t state_word(const OptimizerState* s, int row, int copy);
 
-enum { STATE_WORD_LAYER = 40, STATE_WORD_SLICE = 52 }; // lowest bits of these numbers
+enum { STATE_WORD_LAYER = 40, STATE_WORD_RANK = 52 }; // lowest bits of these numbers
 
 // ---- the update ----
 
@@ -315,9 +307,9 @@ static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zer
     return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
 }
 
-// True if the update of group g needs the operands of other slices of its tensors.
+// True if the update of group g needs the operands that other tensor ranks have.
 static inline int optimizer_needs_slices(const OptimizerState* s, const ZeroPlan* zero, int g) {
-    return model_is_sliced(s->cfg) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
+    return model_is_cut(s->cfg) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
 }
 
 size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero);
@@ -578,9 +570,9 @@ uint64_t state_word(const OptimizerState* s, int row, int copy) {
     const TensorRow* r = &s->rows[row];
     const ModelPart part = s->cfg.part;
     const int layer = r->in_block ? part.first_layer + tensor_lowest_layer(r, copy) : 0,
-              slice = r->split == SPLIT_NONE ? 0 : part.first_slice + tensor_slice(r, copy);
+              rank = r->split == SPLIT_NONE ? 0 : part.tensor_rank;
     const size_t before = r->split == SPLIT_EXPERTS ? (size_t)part.expert_rank * tensor_layer_elements(r) : 0;
-    return ((uint64_t)slice << STATE_WORD_SLICE) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
+    return ((uint64_t)rank << STATE_WORD_RANK) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
 }
 
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {
@@ -602,6 +594,24 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         s->bytes = state_place_slot_(s, slot, zero, s->bytes);
         s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
+    }
+}
+
+_Static_assert((int)STATE_MASTER == (int)MAP_SLOTS && (int)ADAMW8BIT_BLOCK == (int)MAP_BLOCK,
+               "slots of the map");
+
+void optimizer_set_map(MapOf* of, Optimizer optimizer) {
+    const ZeroPlan zero = zero_plan(of->whole, 0, 0, 1);
+    OptimizerState s;
+    optimizer.frozen |= of->freeze.rows;
+    optimizer_state_open(&s, optimizer, &zero, of->whole);
+    of->max_side = optimizer.soap_max_side;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        of->slots[i] = s.slots_of[i] & ((1u << MAP_SLOTS) - 1);
+        for (int slot = 0; slot < MAP_SLOTS; slot++) {
+            of->shapes[slot] = s.slots[slot].shape;
+            of->kept_whole[i] |= (unsigned)(state_slot_is_whole(&s, slot, i) != 0) << slot;
+        }
     }
 }
 

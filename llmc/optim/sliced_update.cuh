@@ -41,7 +41,7 @@ template <class T> static inline void sliced_turn(const SlicedMatrix* x, MuonUpd
     const size_t rows = x->whole.rows, cols = x->t.whole->cols, of_slice = x->t.row->cols;
     const MuonTensor t = sliced_muon_tensor(rows, cols);
     u.u = x->t.u->slices;
-    u.row_squares = sliced_squares(x, 0);
+    u.row_squares = sliced_squares(x);
     if (sliced_by_cols(x)) {
         u.u = x->t.u->matrix;
         launch(sliced_rows_kernel, (unsigned)ceil_div(rows * cols, (size_t)SLICED_THREADS_), SLICED_THREADS_,

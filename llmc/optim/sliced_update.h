@@ -1,6 +1,6 @@
 /*
-sliced_update.h -- updates of matrices that are cut into slices (part.h), on the CPU, by rules that
-need whole ones.
+sliced_update.h -- updates of matrices that tensor ranks cut into slices (part.h), on the CPU, by
+rules that need whole ones.
 
     Muon        matrix k of a layer goes to process k mod t of the tensor group, which
                 orthogonalizes it and sends the slices of the result back: u there, X back (muon.h)
@@ -9,12 +9,10 @@ need whole ones.
 
 Meanwhile each other process of the group has a matrix of its own to orthogonalize.
 
-Each matrix is made of its slices in their order, and sums are added up in that order, whichever
-process has them. So the bits depend on the slices, and not on the number of processes. A head of
-keys that several slices have counts once, and all its copies get the same update.
+Each matrix is made of its slices in the order of the ranks, and sums are added up in that order.
 
 All processes of a tensor group have the same shards of their slices (zero.h), so they take part in
-the same matrices. The operands of a layer are complete first (update_groups.h).
+the same matrices. The operands of a group are complete first (update_groups.h).
 */
 #ifndef LLMC_SLICED_UPDATE_H
 #define LLMC_SLICED_UPDATE_H
@@ -28,18 +26,18 @@ the same matrices. The operands of a layer are complete first (update_groups.h).
 extern "C" {
 #endif
 
-// The slices of a process, and memory. A GPU has no `zero`, `group` and `scratch` here.
+// The slice of a process, and memory. A GPU has no `zero`, `group` and `scratch` here.
 typedef struct {
     const OptimizerState* state;
     ZeroPlan plan;
     ModelConfig whole;
     Zero* zero;
-    Group* group; // processes that divide the slices
+    Group* group; // processes that cut the matrices
     MuonScratch scratch;
-    float* operands[MODEL_MAX_SLICES]; // of each slice's group
-    float *slices, *matrix;            // Muon: a whole matrix, slice by slice and row by row
-    float *sums, *means;               // Adafactor: (s, rows + cols) of slices; of one of them
-    size_t sums_room;                  // rows + cols of the largest slice
+    float* operands;        // of the group
+    float *slices, *matrix; // Muon: a whole matrix, slice by slice and row by row
+    float *sums, *means;    // Adafactor: (t, rows + cols) of slices; of one of them
+    size_t sums_room;       // rows + cols of the largest slice
 } SlicedUpdate;
 
 // Opens the updates; the arguments must outlive them.
@@ -48,13 +46,12 @@ void sliced_update_open(SlicedUpdate* u, Memory* memory, const OptimizerState* s
 // True if a row is updated here.
 int sliced_update_has(const OptimizerState* state, int row);
 
-// Updates such rows of a layer: of the groups that begin with `group`, one for each slice of this
-// process; of group 0 alone. The operands of the groups are set. Collective in the tensor group.
+// Updates such rows of a group, whose operands are set. Collective in the tensor group.
 void sliced_update_cpu(SlicedUpdate* u, int group, Update update);
 
 // ---- Muon, for both trainers ----
 
-// A row in one layer: that of the groups which begin with `group`.
+// A row in one group.
 typedef struct {
     const SlicedUpdate* u;
     const TensorRow *row, *whole;
@@ -66,17 +63,16 @@ typedef struct {
     SlicedTensor t;
     TensorRun whole; // rows in the whole tensor
     size_t begin, count;
-    int m, share; // slices in a row that have the same rows
 } SlicedMatrix;
 
 typedef enum { SLICED_TO_OWNER, SLICED_BACK } SlicedWay;
 
-enum { SLICED_MATRICES = 16, SLICED_MOVES = 4 * MODEL_MAX_SLICES }; // at most; of a layer
+enum { SLICED_MATRICES = 16, SLICED_MOVES = 4 * MODEL_MAX_TENSOR_RANKS }; // at most; of a group
 
-// Returns matrix m of a row in a layer.
+// Returns matrix m of a row in a group.
 SlicedMatrix sliced_matrix(const SlicedUpdate* u, int row, int group, int m);
 
-// Sets the matrices of a layer in which this rank takes part, and returns their number. Processes
+// Sets the matrices of a group in which this rank takes part, and returns their number. Processes
 // 0, 1, ... of the tensor group own as many of them at a time.
 int sliced_matrices(const SlicedUpdate* u, int group, SlicedMatrix* matrices);
 
@@ -85,9 +81,8 @@ int sliced_matrices(const SlicedUpdate* u, int group, SlicedMatrix* matrices);
 int sliced_moves(const SlicedUpdate* u, const SlicedMatrix* matrices, int count, SlicedWay way, int rank,
                  GroupMove* moves);
 
-// Returns the mean squares of a matrix's rows that slice i of this process has; NULL: none, or
-// another slice has the same ones.
-float* sliced_squares(const SlicedMatrix* x, int i);
+// Returns the mean squares of a matrix's rows; NULL: it has none.
+float* sliced_squares(const SlicedMatrix* x);
 
 // True if a matrix is cut by columns: then its slices are not its rows.
 static inline int sliced_by_cols(const SlicedMatrix* x) { return x->t.row->split == SPLIT_COLS; }
@@ -107,7 +102,7 @@ static inline int sliced_by_cols(const SlicedMatrix* x) { return x->t.row->split
 
 int sliced_update_has(const OptimizerState* state, int row) {
     const UpdateRule rule = state->rule[row];
-    return model_is_sliced(state->cfg) && state->rows[row].split != SPLIT_NONE &&
+    return model_is_cut(state->cfg) && state->rows[row].split != SPLIT_NONE &&
            (rule == RULE_MUON || rule == RULE_FACTORED || rule == RULE_FULL);
 }
 
@@ -140,9 +135,9 @@ void sliced_update_open(SlicedUpdate* u, Memory* memory, const OptimizerState* s
         u->matrix = u->slices + matrix;
     }
     if (u->sums_room > 0) {
-        const size_t sums = (size_t)(state->cfg.part.of_slices + 1) * u->sums_room;
+        const size_t sums = (size_t)(model_tensor_ranks(state->cfg) + 1) * u->sums_room;
         u->sums = (float*)memory_take(memory, "scratch: sums of slices", MEMORY_DEVICE, sums * sizeof(float));
-        u->means = u->sums + (size_t)state->cfg.part.of_slices * u->sums_room;
+        u->means = u->sums + (size_t)model_tensor_ranks(state->cfg) * u->sums_room;
     }
 }
 
@@ -153,58 +148,39 @@ static SlicedTensor sliced_tensor_(const SlicedUpdate* u, int row, int group) {
     return t;
 }
 
-// Returns the group of slice i of this process, and the copy of the tensor.
-static int sliced_group_(const SlicedTensor* t, int i) { return t->group > 0 ? t->group + i : 0; }
-static int sliced_copy_(const SlicedTensor* t, int i) { return t->group > 0 ? t->group - 1 + i : i; }
+// Returns the copy of the tensor.
+static int sliced_copy_(const SlicedTensor* t) { return tensor_first_copy_in_group(t->row, t->group); }
 
-// Returns the begin of slice i of this process in its group.
-static size_t sliced_offset_(const SlicedTensor* t, int i) {
-    return tensor_offset_in_group(t->row) + (t->group > 0 ? 0 : (size_t)i * t->row->layer_bytes);
+static float* sliced_operand_(const SlicedTensor* t) {
+    return t->u->operands + tensor_offset_in_group(t->row);
 }
 
-static float* sliced_operand_(const SlicedTensor* t, int i) {
-    return t->u->operands[t->group > 0 ? i : 0] + sliced_offset_(t, i);
-}
-
-static float* sliced_param_(const SlicedTensor* t, int i) {
+static float* sliced_param_(const SlicedTensor* t) {
     const Zero* z = t->u->zero;
-    return z->params + zero_group_begin(&z->plan, sliced_group_(t, i)) + sliced_offset_(t, i);
+    return z->params + zero_group_begin(&z->plan, t->group) + tensor_offset_in_group(t->row);
 }
 
-// Returns a slot that slice i of this process keeps whole: of rows and columns those of the whole
-// matrix, of v those of the slice.
-static float* sliced_state_(const SlicedTensor* t, int slot, int i) {
-    const ZeroRange range = {0, 0, 0, 0, 0, 0, t->i, sliced_copy_(t, i), sliced_group_(t, i)};
+// Returns a slot that this process keeps whole: of rows and columns those of the whole matrix, of v
+// that of its slice.
+static float* sliced_state_(const SlicedTensor* t, int slot) {
+    const ZeroRange range = {0, 0, 0, 0, 0, 0, t->i, sliced_copy_(t), t->group};
     return (float*)state_array(t->u->state, slot, &range);
 }
 
-// True if this rank updates any of `count` elements from `begin` on of one of its slices. The
-// processes of a tensor group agree.
+// True if this rank updates any of `count` elements from `begin` on of its slice. The processes of
+// a tensor group agree.
 static int sliced_takes_part_(const SlicedTensor* t, size_t begin, size_t count) {
     const ZeroPlan* plan = &t->u->plan;
-    int takes = 0;
-    for (int i = 0; i < plan->slices; i++) {
-        const int g = sliced_group_(t, i);
-        const ZeroPiece piece = zero_piece(plan, g, ZERO_TRAINED);
-        const size_t from = zero_group_begin(plan, g) + sliced_offset_(t, i) + begin;
-        takes |= from < piece.full + piece.count && from + count > piece.full;
-    }
-    return takes;
+    const ZeroPiece piece = zero_piece(plan, t->group, ZERO_TRAINED);
+    const size_t from = zero_group_begin(plan, t->group) + tensor_offset_in_group(t->row) + begin;
+    return from < piece.full + piece.count && from + count > piece.full;
 }
 
-// Returns how many slices in a row have the same rows of matrix m.
-static int sliced_share_(const SlicedTensor* t, int m) {
-    return t->row->split == SPLIT_HEADS && m > 0 ? int_max(t->u->state->cfg.part.keys_share, 1) : 1;
-}
-
-// Returns the rows of slice j that count: not copies of another slice's, nor the padding of the
-// vocabulary.
+// Returns the rows of slice j that count: not the padding of the vocabulary.
 static size_t sliced_counted_(const SlicedTensor* t, int j) {
     ModelConfig cfg = t->u->state->cfg;
-    cfg.part.first_slice = j;
-    const int is_copy = j % sliced_share_(t, 1) != 0;
-    const size_t Q = (size_t)model_heads(cfg);
-    return is_copy ? Q : model_rows_of_copy(t->row, cfg, 0);
+    cfg.part.tensor_rank = j;
+    return model_rows_of_part(t->row, cfg);
 }
 
 // ---- Muon ----
@@ -212,8 +188,7 @@ static size_t sliced_counted_(const SlicedTensor* t, int j) {
 SlicedMatrix sliced_matrix(const SlicedUpdate* u, int row, int group, int m) {
     const SlicedTensor t = sliced_tensor_(u, row, group);
     const TensorRun own = tensor_matrix(t.row, m);
-    const SlicedMatrix x = {t, tensor_matrix(t.whole, m), own.first * t.row->cols, own.rows * t.row->cols,
-                            m, sliced_share_(&t, m)};
+    const SlicedMatrix x = {t, tensor_matrix(t.whole, m), own.first * t.row->cols, own.rows * t.row->cols};
     return x;
 }
 
@@ -232,9 +207,9 @@ int sliced_matrices(const SlicedUpdate* u, int group, SlicedMatrix* matrices) {
     return count;
 }
 
-float* sliced_squares(const SlicedMatrix* x, int i) {
-    float* squares = sliced_state_(&x->t, STATE_ROWS, i);
-    return squares && (i == 0 || x->t.group > 0) ? squares + x->whole.first : NULL;
+float* sliced_squares(const SlicedMatrix* x) {
+    float* squares = sliced_state_(&x->t, STATE_ROWS);
+    return squares ? squares + x->whole.first : NULL;
 }
 
 // Messages of an exchange.
@@ -248,37 +223,22 @@ static void sliced_add_move_(SlicedMoves_* to, int peer, void* data, size_t elem
     to->moves[to->count++] = move;
 }
 
-// True if the process whose first slice is `from` sends the mean squares, which are its first
-// slice's, to slice j.
-static int sliced_sends_squares_(const SlicedMatrix* x, int from, int j) {
-    return j != from && sliced_squares(x, j % x->t.u->plan.slices);
-}
-
-// Adds the messages of this process's slices to or from the owner of a matrix.
-static void sliced_moves_of_slices_(const SlicedMatrix* x, SlicedWay way, int owner, SlicedMoves_* to) {
-    const ModelPart part = x->t.u->state->cfg.part;
-    for (int i = 0; i < part.slices; i++) {
-        const int is_copy = (part.first_slice + i) % x->share != 0;
-        if (way == SLICED_BACK || !is_copy) {
-            sliced_add_move_(to, owner, sliced_operand_(&x->t, i) + x->begin, x->count,
-                             way == SLICED_TO_OWNER);
-        }
-        if (way == SLICED_BACK && sliced_sends_squares_(x, owner * part.slices, part.first_slice + i)) {
-            sliced_add_move_(to, owner, sliced_squares(x, i), x->whole.rows, 0);
-        }
+// Adds the messages of this process's slice to or from the owner of a matrix.
+static void sliced_moves_of_slice_(const SlicedMatrix* x, SlicedWay way, int owner, SlicedMoves_* to) {
+    const int is_own = owner == x->t.u->state->cfg.part.tensor_rank;
+    sliced_add_move_(to, owner, sliced_operand_(&x->t) + x->begin, x->count, way == SLICED_TO_OWNER);
+    if (way == SLICED_BACK && !is_own && sliced_squares(x)) {
+        sliced_add_move_(to, owner, sliced_squares(x), x->whole.rows, 0);
     }
 }
 
 // Adds the messages of a matrix that this process owns to or from all slices.
 static void sliced_moves_of_owner_(const SlicedMatrix* x, SlicedWay way, SlicedMoves_* to) {
     const ModelPart part = x->t.u->state->cfg.part;
-    for (int j = 0; j < part.of_slices; j++) {
-        float* place = x->t.u->slices + (size_t)(j / x->share) * x->count;
-        if (way == SLICED_BACK || j % x->share == 0) {
-            sliced_add_move_(to, j / part.slices, place, x->count, way == SLICED_BACK);
-        }
-        if (way == SLICED_BACK && sliced_sends_squares_(x, part.first_slice, j)) {
-            sliced_add_move_(to, j / part.slices, sliced_squares(x, 0), x->whole.rows, 1);
+    for (int j = 0; j < part.tensor_ranks; j++) {
+        sliced_add_move_(to, j, x->t.u->slices + (size_t)j * x->count, x->count, way == SLICED_BACK);
+        if (way == SLICED_BACK && j != part.tensor_rank && sliced_squares(x)) {
+            sliced_add_move_(to, j, sliced_squares(x), x->whole.rows, 1);
         }
     }
 }
@@ -287,7 +247,7 @@ int sliced_moves(const SlicedUpdate* u, const SlicedMatrix* matrices, int count,
                  GroupMove* moves) {
     SlicedMoves_ to = {moves, 0};
     for (int q = 0; q < count; q++) {
-        sliced_moves_of_slices_(&matrices[q], way, q, &to);
+        sliced_moves_of_slice_(&matrices[q], way, q, &to);
     }
     if (rank < count) {
         sliced_moves_of_owner_(&matrices[rank], way, &to);
@@ -322,9 +282,8 @@ static void sliced_turn_(const SlicedMatrix* x, Muon opt) {
     if (by_cols) {
         sliced_arrange_(x, u->slices, u->matrix, SLICED_TO_OWNER);
     }
-    const MuonMatrix whole = {NULL, NULL,       NULL, sliced_squares(x, 0),
-                              1,    rows,       cols, by_cols ? u->matrix : u->slices,
-                              0,    rows * cols};
+    const MuonMatrix whole = {
+        NULL, NULL, NULL, sliced_squares(x), 1, rows, cols, by_cols ? u->matrix : u->slices, 0, rows * cols};
     const float* turned = muon_turn_cpu(whole, opt, &u->scratch);
     if (by_cols) {
         sliced_arrange_(x, turned, u->slices, SLICED_BACK);
@@ -333,12 +292,12 @@ static void sliced_turn_(const SlicedMatrix* x, Muon opt) {
     }
 }
 
-// Moves this rank's part of a matrix in slice i.
-static void sliced_muon_move_(const SlicedMatrix* x, int i, const ZeroRange* range, Muon opt) {
+// Moves this rank's part of a matrix.
+static void sliced_muon_move_(const SlicedMatrix* x, const ZeroRange* range, Muon opt) {
     const size_t end = range->before + range->count,
                  from = range->before > x->begin ? range->before : x->begin,
                  to = end < x->begin + x->count ? end : x->begin + x->count;
-    const MuonMatrix part = {sliced_param_(&x->t, i) + x->begin,
+    const MuonMatrix part = {sliced_param_(&x->t) + x->begin,
                              NULL,
                              NULL,
                              NULL,
@@ -349,22 +308,20 @@ static void sliced_muon_move_(const SlicedMatrix* x, int i, const ZeroRange* ran
                              from - x->begin,
                              to - x->begin};
     if (from < to) {
-        muon_move_cpu(part, opt, sliced_operand_(&x->t, i) + x->begin);
+        muon_move_cpu(part, opt, sliced_operand_(&x->t) + x->begin);
     }
 }
 
-// True if a range is part of slice i of a tensor of this process.
-static int sliced_is_range_(const SlicedTensor* t, int i, const ZeroRange* range) {
-    return range->row == t->i && range->group == sliced_group_(t, i) && range->copy == sliced_copy_(t, i);
+// True if a range is part of a tensor of this process.
+static int sliced_is_range_(const SlicedTensor* t, const ZeroRange* range) {
+    return range->row == t->i && range->group == t->group && range->copy == sliced_copy_(t);
 }
 
 static void sliced_muon_move_all_(const SlicedMatrix* x, Muon opt) {
     const Zero* z = x->t.u->zero;
-    for (int i = 0; i < z->plan.slices; i++) {
-        for (int r = 0; r < z->num_ranges; r++) {
-            if (sliced_is_range_(&x->t, i, &z->ranges[r])) {
-                sliced_muon_move_(x, i, &z->ranges[r], opt);
-            }
+    for (int r = 0; r < z->num_ranges; r++) {
+        if (sliced_is_range_(&x->t, &z->ranges[r])) {
+            sliced_muon_move_(x, &z->ranges[r], opt);
         }
     }
 }
@@ -389,19 +346,15 @@ static void sliced_muon_(const SlicedUpdate* u, int group, Muon opt) {
 
 // Gathers `floats` of each slice in `all`, where this process has set its own.
 static void sliced_gather_(const SlicedUpdate* u, void* all, size_t floats) {
-    const ModelPart part = u->state->cfg.part;
     float* to = (float*)all;
-    if (u->group->size > 1) {
-        group_all_gather_cpu(to, to + (size_t)part.first_slice * floats, (size_t)part.slices * floats,
-                             u->group);
-    }
+    group_all_gather_cpu(to, to + (size_t)u->group->rank * floats, floats, u->group);
 }
 
-// Returns slice i of this process; with the rows that count, and with means in `row` and `col`.
-static AdafactorMatrix sliced_adafactor_(const SlicedTensor* t, int i, float* row, float* col) {
-    const int j = t->u->state->cfg.part.first_slice + i;
-    const AdafactorMatrix x = {sliced_param_(t, i),   sliced_operand_(t, i), row, col, NULL,
-                               sliced_counted_(t, j), t->row->cols,          0,   0};
+// Returns this process's slice; with the rows that count, and with means in `row` and `col`.
+static AdafactorMatrix sliced_adafactor_(const SlicedTensor* t, float* row, float* col) {
+    const int j = t->u->state->cfg.part.tensor_rank;
+    const AdafactorMatrix x = {sliced_param_(t),      sliced_operand_(t), row, col, NULL,
+                               sliced_counted_(t, j), t->row->cols,       0,   0};
     return x;
 }
 
@@ -410,8 +363,8 @@ static AdafactorMatrix sliced_adafactor_(const SlicedTensor* t, int i, float* ro
 static PartRun sliced_rows_(const SlicedTensor* t, int j, size_t r) {
     const size_t cols = t->row->cols;
     ModelPart part = t->u->state->cfg.part;
-    part.first_slice = j;
-    PartRun run = part_run(t->row, t->u->whole, part, 0, r * cols);
+    part.tensor_rank = j;
+    PartRun run = part_run(t->row, t->u->whole, part, r * cols);
     if (t->row->split == SPLIT_COLS) {
         const PartRun all = {r, r, t->row->rows - r};
         return all;
@@ -433,7 +386,7 @@ static void sliced_rows_of_(const SlicedTensor* t, int j, const float* whole, fl
 // have together are the mean over these.
 static void sliced_merge_rows_(const SlicedTensor* t, float* row, float beta2) {
     const SlicedUpdate* u = t->u;
-    const int s = u->state->cfg.part.of_slices, by_cols = t->row->split == SPLIT_COLS;
+    const int s = model_tensor_ranks(u->state->cfg), by_cols = t->row->split == SPLIT_COLS;
     for (int j = 0; j < (by_cols ? 1 : s); j++) {
         const float* sums = u->sums + (size_t)j * u->sums_room;
         const size_t counted = sliced_counted_(t, j);
@@ -451,7 +404,7 @@ static void sliced_merge_rows_(const SlicedTensor* t, float* row, float beta2) {
 
 static void sliced_merge_cols_(const SlicedTensor* t, float* col, float beta2, size_t rows) {
     const SlicedUpdate* u = t->u;
-    const int s = u->state->cfg.part.of_slices, by_cols = t->row->split == SPLIT_COLS;
+    const int s = model_tensor_ranks(u->state->cfg), by_cols = t->row->split == SPLIT_COLS;
     const size_t cols = t->row->cols;
     for (size_t c = 0; c < t->whole->cols; c++) {
         double sum = 0;
@@ -462,17 +415,13 @@ static void sliced_merge_cols_(const SlicedTensor* t, float* col, float beta2, s
     }
 }
 
-// Updates the means of rows and columns, which all slices of this process have. Returns mean(row).
+// Updates the means of rows and columns. Returns mean(row).
 static double sliced_merge_(const SlicedTensor* t, Adafactor opt) {
-    float *row = sliced_state_(t, STATE_ROWS, 0), *col = sliced_state_(t, STATE_COLS, 0);
+    float *row = sliced_state_(t, STATE_ROWS), *col = sliced_state_(t, STATE_COLS);
     const size_t rows = model_rows_in_files(t->whole, t->u->whole);
     double mean = 0;
     sliced_merge_rows_(t, row, adafactor_beta2(opt));
     sliced_merge_cols_(t, col, adafactor_beta2(opt), rows);
-    for (int i = 1; i < t->u->plan.slices && t->group > 0; i++) {
-        memcpy(sliced_state_(t, STATE_ROWS, i), row, t->whole->rows * sizeof(float));
-        memcpy(sliced_state_(t, STATE_COLS, i), col, t->whole->cols * sizeof(float));
-    }
     for (size_t r = 0; r < rows; r++) {
         mean += row[r] / (double)rows;
     }
@@ -482,47 +431,40 @@ static double sliced_merge_(const SlicedTensor* t, Adafactor opt) {
 // Updates the means from the gradients of all slices. Returns mean(row).
 static double sliced_squares_of_all_(const SlicedTensor* t, Adafactor opt) {
     const SlicedUpdate* u = t->u;
-    const int own = u->state->cfg.part.first_slice;
-    for (int i = 0; i < u->plan.slices; i++) {
-        float* sums = u->sums + (size_t)(own + i) * u->sums_room;
-        memset(sums, 0, u->sums_room * sizeof(float));
-        adafactor_slice_squares_cpu(sliced_adafactor_(t, i, sums, sums + t->row->rows), opt,
-                                    u->scratch.memory);
-    }
+    float* sums = u->sums + (size_t)u->group->rank * u->sums_room;
+    memset(sums, 0, u->sums_room * sizeof(float));
+    adafactor_slice_squares_cpu(sliced_adafactor_(t, sums, sums + t->row->rows), opt, u->scratch.memory);
     sliced_gather_(u, u->sums, u->sums_room);
     return sliced_merge_(t, opt);
 }
 
-// Returns slice i with the means of its rows and columns.
-static AdafactorMatrix sliced_with_means_(const SlicedTensor* t, int i) {
-    const int j = t->u->state->cfg.part.first_slice + i;
-    float* cols = sliced_state_(t, STATE_COLS, 0);
-    sliced_rows_of_(t, j, sliced_state_(t, STATE_ROWS, 0), t->u->means);
-    return sliced_adafactor_(t, i, t->u->means,
+// Returns this process's slice with the means of its rows and columns.
+static AdafactorMatrix sliced_with_means_(const SlicedTensor* t) {
+    const int j = t->u->group->rank;
+    float* cols = sliced_state_(t, STATE_COLS);
+    sliced_rows_of_(t, j, sliced_state_(t, STATE_ROWS), t->u->means);
+    return sliced_adafactor_(t, t->u->means,
                              cols + (t->row->split == SPLIT_COLS ? (size_t)j * t->row->cols : 0));
 }
 
-// Returns the sums of slice i of this process.
-static AdafactorSums sliced_sums_(const SlicedTensor* t, int i, double row_mean, Adafactor opt) {
+// Returns the sums of this process's slice.
+static AdafactorSums sliced_sums_(const SlicedTensor* t, double row_mean, Adafactor opt) {
+    const size_t n = t->row->cols;
     if (t->u->state->rule[t->i] == RULE_FACTORED) {
-        return adafactor_slice_sums_cpu(sliced_with_means_(t, i), row_mean, opt, t->u->scratch.memory);
+        return adafactor_slice_sums_cpu(sliced_with_means_(t), row_mean, opt, t->u->scratch.memory);
     }
-    const int is_copy = (t->u->state->cfg.part.first_slice + i) % sliced_share_(t, 1) != 0;
-    const size_t n = t->row->cols, counted = is_copy ? (size_t)model_heads(t->u->state->cfg) : n;
-    return adafactor_vector_sums_cpu(sliced_param_(t, i), sliced_operand_(t, i), sliced_state_(t, STATE_V, i),
-                                     n, counted, opt);
+    return adafactor_vector_sums_cpu(sliced_param_(t), sliced_operand_(t), sliced_state_(t, STATE_V), n, n,
+                                     opt);
 }
 
 // Returns the means of the whole tensor.
 static AdafactorMeans sliced_means_(const SlicedTensor* t, double row_mean, Adafactor opt) {
-    const ModelPart part = t->u->state->cfg.part;
+    const Group* group = t->u->group;
     const double elements = (double)model_rows_in_files(t->whole, t->u->whole) * (double)t->whole->cols;
-    AdafactorSums sums[MODEL_MAX_SLICES], all = {0, 0};
-    for (int i = 0; i < part.slices; i++) {
-        sums[part.first_slice + i] = sliced_sums_(t, i, row_mean, opt);
-    }
+    AdafactorSums sums[MODEL_MAX_TENSOR_RANKS], all = {0, 0};
+    sums[group->rank] = sliced_sums_(t, row_mean, opt);
     sliced_gather_(t->u, sums, sizeof(AdafactorSums) / sizeof(float));
-    for (int j = 0; j < part.of_slices; j++) {
+    for (int j = 0; j < group->size; j++) {
         all.u += sums[j].u;
         all.param += sums[j].param;
     }
@@ -530,18 +472,17 @@ static AdafactorMeans sliced_means_(const SlicedTensor* t, double row_mean, Adaf
     return means;
 }
 
-// Moves a range of slice i of this process.
-static void sliced_adafactor_move_(const SlicedTensor* t, int i, const ZeroRange* range, AdafactorMeans means,
+static void sliced_adafactor_move_(const SlicedTensor* t, const ZeroRange* range, AdafactorMeans means,
                                    Adafactor opt) {
     const size_t begin = range->before, end = begin + range->count;
     float* m = (float*)state_array(t->u->state, STATE_M, range);
     if (t->u->state->rule[t->i] == RULE_FACTORED) {
-        AdafactorMatrix x = sliced_with_means_(t, i);
+        AdafactorMatrix x = sliced_with_means_(t);
         x.m = m, x.rows = t->row->rows, x.begin = begin, x.end = end;
         adafactor_slice_move_cpu(x, means, opt, t->u->scratch.memory);
     } else {
-        adafactor_vector_move_cpu(sliced_param_(t, i), sliced_operand_(t, i), sliced_state_(t, STATE_V, i), m,
-                                  begin, end, means, opt);
+        adafactor_vector_move_cpu(sliced_param_(t), sliced_operand_(t), sliced_state_(t, STATE_V), m, begin,
+                                  end, means, opt);
     }
 }
 
@@ -549,19 +490,15 @@ static void sliced_adafactor_update_(const SlicedTensor* t, Adafactor opt) {
     const Zero* z = t->u->zero;
     const int is_matrix = t->u->state->rule[t->i] == RULE_FACTORED;
     const AdafactorMeans means = sliced_means_(t, is_matrix ? sliced_squares_of_all_(t, opt) : 0, opt);
-    for (int i = 0; i < z->plan.slices; i++) {
-        for (int r = 0; r < z->num_ranges; r++) {
-            if (sliced_is_range_(t, i, &z->ranges[r])) {
-                sliced_adafactor_move_(t, i, &z->ranges[r], means, opt);
-            }
+    for (int r = 0; r < z->num_ranges; r++) {
+        if (sliced_is_range_(t, &z->ranges[r])) {
+            sliced_adafactor_move_(t, &z->ranges[r], means, opt);
         }
     }
 }
 
 void sliced_update_cpu(SlicedUpdate* u, int group, Update update) {
-    for (int i = 0; i < (group > 0 ? u->plan.slices : 1); i++) {
-        u->operands[i] = zero_operands_cpu(u->zero, group > 0 ? group + i : 0);
-    }
+    u->operands = zero_operands_cpu(u->zero, group);
     sliced_muon_(u, group, update_muon(update));
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const SlicedTensor t = sliced_tensor_(u, i, group);

@@ -134,11 +134,11 @@ static const float* soap_turn_(float* out, const float* x, const SoapMatrix* par
     const int rows = (int)part->rows, cols = (int)part->cols;
     if (part->left.basis) {
         float* to = part->right.basis ? work->between : out;
-        matmul_backward_input_cpu(to, part->left.basis, x, rows, cols, rows, work->matmul);
+        matmul_backward_input_cpu(to, part->left.basis, x, (MatmulSizes){rows, cols, rows}, work->matmul);
         x = to;
     }
     if (part->right.basis) {
-        matmul_forward_cpu(out, x, part->right.basis, NULL, rows, cols, cols, work->matmul);
+        matmul_forward_cpu(out, x, part->right.basis, NULL, (MatmulSizes){rows, cols, cols}, work->matmul);
         x = out;
     }
     return x;
@@ -150,11 +150,12 @@ static const float* soap_turn_back_(float* out, const float* x, const SoapMatrix
     const int rows = (int)part->rows, cols = (int)part->cols;
     if (part->left.basis) {
         float* to = part->right.basis ? work->between : out;
-        matmul_backward_weight_cpu(to, part->left.basis, x, rows, cols, rows, GRADIENT_SET, work->matmul);
+        matmul_backward_weight_cpu(to, part->left.basis, x, (MatmulSizes){rows, cols, rows}, GRADIENT_SET,
+                                   work->matmul);
         x = to;
     }
     if (part->right.basis) {
-        matmul_backward_input_cpu(out, x, part->right.basis, rows, cols, cols, work->matmul);
+        matmul_backward_input_cpu(out, x, part->right.basis, (MatmulSizes){rows, cols, cols}, work->matmul);
         x = out;
     }
     return x;
@@ -216,7 +217,7 @@ static void soap_power_(float* square, SoapSide side, size_t n, MatmulScratch* m
         trace += side.mean[i * n + i];
     }
     const float scale = trace > 0 ? (float)((double)n / trace) : 0;
-    matmul_backward_input_cpu(square, side.basis, side.mean, rows, rows, rows, matmul);
+    matmul_backward_input_cpu(square, side.basis, side.mean, (MatmulSizes){rows, rows, rows}, matmul);
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n * n; i++) {
         square[i] = multiply_add(scale, square[i], SOAP_SHIFT * side.basis[i]);
@@ -239,11 +240,12 @@ static void soap_learn_part_(const SoapMatrix* part, Soap opt, const SoapWork_* 
     const int rows = (int)part->rows, cols = (int)part->cols;
     const float* g = work->g;
     if (part->left.basis) {
-        matmul_forward_cpu(work->square, g, g, NULL, rows, cols, rows, work->matmul);
+        matmul_forward_cpu(work->square, g, g, NULL, (MatmulSizes){rows, cols, rows}, work->matmul);
         soap_side_(part->left, part->rows, opt, work);
     }
     if (part->right.basis) {
-        matmul_backward_weight_cpu(work->square, g, g, rows, cols, cols, GRADIENT_SET, work->matmul);
+        matmul_backward_weight_cpu(work->square, g, g, (MatmulSizes){rows, cols, cols}, GRADIENT_SET,
+                                   work->matmul);
         soap_side_(part->right, part->cols, opt, work);
     }
 }

@@ -26,11 +26,11 @@ typedef struct {
     void* scratch;  // optimizer_scratch_bytes
     // sums of squares of the gradient's blocks, as gradient_square_sum_cpu wants them
     double* partial;
-    SlicedUpdate sliced; // of matrices that are cut into slices
+    SlicedUpdate sliced; // of matrices that tensor ranks cut
 } UpdateGroups;
 
 // Opens the updates with their state, all zero, and scratch memory; `zero` has its plan, and
-// `tensor` divides slices. The arguments must outlive them.
+// `tensor` cuts matrices. The arguments must outlive them.
 void update_groups_open(UpdateGroups* groups, Memory* memory, OptimizerState* state, const Freeze* freeze,
                         Zero* zero, Linear* linear, Group* tensor);
 
@@ -78,7 +78,7 @@ static int update_has_(const UpdateGroups* u, const ZeroRange* range, int g) {
 }
 
 // Sets the operand of group g, and gathers it from all ranks. Returns NULL if the update of this
-// rank needs no other's, nor those of other slices.
+// rank needs no other's.
 static const float* update_gather_operands_(const UpdateGroups* u, int g, Update update) {
     Zero* zero = u->zero;
     const int gathers = optimizer_gathers(u->state, &zero->plan, g);
@@ -99,7 +99,7 @@ static const float* update_gather_operands_(const UpdateGroups* u, int g, Update
     return group;
 }
 
-// Updates a range, if slices of its tensor are not updated together.
+// Updates a range, if the parts of its tensor are not updated together.
 static void update_range_(const UpdateGroups* u, const ZeroRange* range, const float* grad,
                           const float* operand, Update update, const MuonScratch* scratch) {
     if (!sliced_update_has(u->state, range->row)) {
@@ -151,25 +151,13 @@ static void update_group_(UpdateGroups* u, int g, const float* operands, Update 
                           update);
 }
 
-// Updates `count` groups from `first` on: all slices of a layer that this process has.
-static void update_layer_(UpdateGroups* u, int first, int count, Update update) {
-    const float* operands[MODEL_MAX_SLICES] = {NULL};
-    for (int i = 0; i < count; i++) {
-        operands[i] = update_gather_operands_(u, first + i, update);
-    }
-    if (operands[0]) {
-        sliced_update_cpu(&u->sliced, first, update);
-    }
-    for (int i = 0; i < count; i++) {
-        update_group_(u, first + i, operands[i], update);
-    }
-}
-
 void update_groups_cpu(UpdateGroups* u, Update update) {
-    const int slices = u->zero->plan.slices;
-    update_layer_(u, 0, 1, update);
-    for (int g = 1; g < u->zero->plan.groups; g += slices) {
-        update_layer_(u, g, slices, update);
+    for (int g = 0; g < u->zero->plan.groups; g++) {
+        const float* operands = update_gather_operands_(u, g, update);
+        if (operands) {
+            sliced_update_cpu(&u->sliced, g, update);
+        }
+        update_group_(u, g, operands, update);
     }
     zero_gather_parameters_cpu(u->zero);
     if (u->zero->plan.size > 1) { // one rank alone has packed each matrix

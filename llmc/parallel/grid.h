@@ -1,8 +1,8 @@
 /*
-grid.h -- the grid of processes: which of them have the same slices of tensors, the same part of
+grid.h -- the grid of processes: which of them have the same parts of matrices, the same part of
 sequences, the same micro-batches, the same stage of the model. Arithmetic alone.
 
-    tensor    t processes share the slices of each layer, s in all; each has s / t of them
+    tensor    t processes cut the matrices of each layer into as many parts
     context   c processes share the tokens of each sequence
     data      D share the micro-batches of an update
     experts   e of these, neighbors, share the experts of each layer: E / e for each of them
@@ -11,7 +11,7 @@ sequences, the same micro-batches, the same stage of the model. Arithmetic alone
     rank = ((stage D + data_rank) c + context_rank) t + tensor_rank       t c D P processes
 
 So the processes of a tensor group are neighbors, and stages are farthest apart. The group in which
-ZeRO divides (GRID_DATA) has the D c processes with the same slices and stage: each of them sees
+ZeRO divides (GRID_DATA) has the D c processes with the same parts and stage: each of them sees
 other tokens.
 */
 #ifndef LLMC_GRID_H
@@ -29,7 +29,6 @@ extern "C" {
 
 typedef struct {
     int tensor, context, data, pipeline; // processes of a group of each kind: t, c, D, P
-    int slices;                          // s, a multiple of t
     int experts;                         // e, which divides D; 0 is 1
 } GridShape;
 
@@ -48,7 +47,7 @@ Grid grid_of(GridShape shape, int rank);
 
 // Returns the place of a rank in a run that divides data alone.
 static inline Grid grid_of_data(int rank, int size) {
-    const GridShape shape = {1, 1, size, 1, 1, 1};
+    const GridShape shape = {1, 1, size, 1, 1};
     return grid_of(shape, rank);
 }
 
@@ -59,8 +58,7 @@ static inline int grid_experts(GridShape shape) { return shape.experts > 1 ? sha
 
 // True if only data is divided: the processes have whole models.
 static inline int grid_is_plain(GridShape shape) {
-    return shape.tensor == 1 && shape.context == 1 && shape.pipeline == 1 && shape.slices == 1 &&
-           grid_experts(shape) == 1;
+    return shape.tensor == 1 && shape.context == 1 && shape.pipeline == 1 && grid_experts(shape) == 1;
 }
 
 static inline int grid_is_first_stage(const Grid* grid) { return grid->stage == 0; }
@@ -123,7 +121,7 @@ void grid_place(char* text, size_t room, const Grid* grid);
 
 enum {
     GRID_ERROR_BYTES = 256,
-    GRID_UNIT = 8 // rows of a slice begin at multiples of 16 bytes, in 16 bits
+    GRID_UNIT = 8 // rows of a part start at multiples of 16 bytes, in 16 bits
 };
 
 // The run that a grid must suit.
@@ -132,25 +130,23 @@ typedef struct {
     int T;           // 0: not known yet
     int ranks;       // processes in all
     int node_ranks;  // processes of a machine: the most that grid_next puts into a tensor group
-    int unit;        // columns of heads and hidden units of a slice are a multiple of it: GRID_UNIT
+    int unit;        // columns of heads and hidden units of a part are a multiple of it: GRID_UNIT
 } GridRun;
 
 // Returns 1 if a run can be divided so. If not, returns 0 and sets `error` to what was asked and
-// the nearest that works. shape.data is ignored: it is what the others leave. shape.slices 0: as
-// many as a tensor group has processes.
+// the nearest that works. shape.data is ignored: it is what the others leave.
 int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]);
 
-// Returns the number that divides the tokens of a sequence: token slices, and with a context group
-// two chunks for each of its processes.
+// Returns the number that divides the tokens of a sequence: a part for each tensor rank, and with a
+// context group two chunks for each of its processes.
 int grid_tokens_unit(GridShape shape);
 
-// Returns a shape that has passed grid_check with its data and its slices.
+// Returns a shape that has passed grid_check with its data.
 GridShape grid_complete(GridShape shape, int ranks);
 
 // Sets the next legal shape of all processes of a run, complete; returns 0 after the last. Start
-// with all zeros. `slices` 0: as many as a tensor group has processes. P counts slowest, then c
-// (powers of 2), and t (at most node_ranks) fastest.
-int grid_next(GridShape* shape, const GridRun* run, int slices);
+// with all zeros. P counts slowest, then c (powers of 2), and t (at most node_ranks) fastest.
+int grid_next(GridShape* shape, const GridRun* run);
 
 #ifdef __cplusplus
 }
@@ -245,24 +241,17 @@ void grid_place(char* text, size_t room, const Grid* grid) {
 
 // ---- legal grids ----
 
-static int grid_slices_(GridShape shape) { return shape.slices > 0 ? shape.slices : shape.tensor; }
-
-// Returns why a model cannot have s slices, in `text`; NULL if it can.
-static const char* grid_unsliced_(char text[GRID_ERROR_BYTES], int s, const GridRun* run) {
-    return run->cfg.L > 0 ? part_unsliced(text, GRID_ERROR_BYTES, run->cfg, s, run->unit) : NULL;
+// Returns why t ranks cannot cut a model, in `text`; NULL if they can.
+static const char* grid_uncut_(char text[GRID_ERROR_BYTES], int t, const GridRun* run) {
+    return run->cfg.L > 0 ? part_uncut(text, GRID_ERROR_BYTES, run->cfg, t, run->unit) : NULL;
 }
 
 // Rules: each allows a member of the shape or not, whatever the members below it are.
 typedef int (*GridRule_)(GridShape shape, const GridRun* run);
 
-static int grid_allows_slices_(GridShape shape, const GridRun* run) {
-    char text[GRID_ERROR_BYTES];
-    return grid_unsliced_(text, grid_slices_(shape), run) == NULL;
-}
-
 static int grid_allows_tensor_(GridShape shape, const GridRun* run) {
-    return run->ranks % shape.tensor == 0 && grid_slices_(shape) % shape.tensor == 0 &&
-           grid_allows_slices_(shape, run);
+    char text[GRID_ERROR_BYTES];
+    return run->ranks % shape.tensor == 0 && !grid_uncut_(text, shape.tensor, run);
 }
 
 static int grid_allows_context_(GridShape shape, const GridRun* run) {
@@ -287,9 +276,7 @@ static int grid_allows_experts_(GridShape shape, const GridRun* run) {
            (e == 1 || run->cfg.L == 0 || (E > 0 && E % e == 0));
 }
 
-int grid_tokens_unit(GridShape shape) {
-    return grid_slices_(shape) * (shape.context > 1 ? 2 * shape.context : 1);
-}
+int grid_tokens_unit(GridShape shape) { return shape.tensor * (shape.context > 1 ? 2 * shape.context : 1); }
 
 static int grid_allows_(GridShape shape, const GridRun* run) {
     return grid_allows_tensor_(shape, run) && grid_allows_context_(shape, run) &&
@@ -315,13 +302,6 @@ static void grid_append_nearest_(char* error, GridShape* shape, int* member, int
     }
 }
 
-static void grid_refuse_slices_(char* error, GridShape shape, const GridRun* run) {
-    char text[GRID_ERROR_BYTES];
-    snprintf(error, GRID_ERROR_BYTES, "--tensor-slices %d, %.150s", shape.slices,
-             grid_unsliced_(text, shape.slices, run));
-    grid_append_nearest_(error, &shape, &shape.slices, run->cfg.NH, grid_allows_slices_, run);
-}
-
 static void grid_refuse_tensor_(char* error, GridShape shape, const GridRun* run) {
     char text[GRID_ERROR_BYTES];
     const int at = snprintf(error, GRID_ERROR_BYTES, "--tensor-parallel %d, ", shape.tensor);
@@ -329,10 +309,8 @@ static void grid_refuse_tensor_(char* error, GridShape shape, const GridRun* run
     const size_t room = GRID_ERROR_BYTES - (size_t)at;
     if (run->ranks % shape.tensor != 0) {
         snprintf(reason, room, "%d process%s", run->ranks, run->ranks == 1 ? "" : "es");
-    } else if (grid_slices_(shape) % shape.tensor != 0) {
-        snprintf(reason, room, "--tensor-slices %d", shape.slices);
     } else {
-        snprintf(reason, room, "%.150s", grid_unsliced_(text, shape.tensor, run));
+        snprintf(reason, room, "%.150s", grid_uncut_(text, shape.tensor, run));
     }
     grid_append_nearest_(error, &shape, &shape.tensor, run->ranks, grid_allows_tensor_, run);
 }
@@ -376,17 +354,14 @@ static void grid_refuse_tokens_(char* error, GridShape shape, const GridRun* run
     if (shape.context > 1) {
         at += snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, ", --context-parallel %d", shape.context);
     }
-    if (grid_slices_(shape) > 1) {
-        at +=
-            snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, ", --tensor-slices %d", grid_slices_(shape));
+    if (shape.tensor > 1) {
+        at += snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, ", --tensor-parallel %d", shape.tensor);
     }
     snprintf(error + at, GRID_ERROR_BYTES - (size_t)at, "; wanted a multiple of %d", grid_tokens_unit(shape));
 }
 
 int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]) {
-    if (shape.slices > 0 && !grid_allows_slices_(shape, run)) {
-        grid_refuse_slices_(error, shape, run);
-    } else if (!grid_allows_tensor_(shape, run)) {
+    if (!grid_allows_tensor_(shape, run)) {
         grid_refuse_tensor_(error, shape, run);
     } else if (!grid_allows_context_(shape, run)) {
         grid_refuse_ranks_(error, "--context-parallel", shape.context, run, shape.tensor);
@@ -405,7 +380,6 @@ int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]
 
 GridShape grid_complete(GridShape shape, int ranks) {
     shape.data = ranks / (shape.tensor * shape.context * shape.pipeline);
-    shape.slices = grid_slices_(shape);
     shape.experts = grid_experts(shape);
     return shape;
 }
@@ -424,9 +398,8 @@ static int grid_count_(GridShape* shape, const GridRun* run) {
     return shape->pipeline <= int_min(run->ranks, grid_most_stages_(run));
 }
 
-int grid_next(GridShape* shape, const GridRun* run, int slices) {
+int grid_next(GridShape* shape, const GridRun* run) {
     while (grid_count_(shape, run)) {
-        shape->slices = slices;
         if (grid_allows_(*shape, run)) {
             *shape = grid_complete(*shape, run->ranks);
             return 1;

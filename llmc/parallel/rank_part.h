@@ -1,6 +1,6 @@
 /*
-rank_part.h -- the part of a model that a rank has: slices and layers (part.h), divided in its data
-group (zero.h), and the rank's place among all (grid.h).
+rank_part.h -- the part of a model that a rank has: matrices and layers (part.h), divided in its
+data group (zero.h), and the rank's place among all (grid.h).
 */
 #ifndef LLMC_RANK_PART_H
 #define LLMC_RANK_PART_H
@@ -19,12 +19,12 @@ typedef struct {
 
 // True if each rank of the data group has the whole model, or its part of it (zero.h).
 static inline int rank_part_is_whole(const RankPart* r) {
-    return !model_is_sliced(r->own) && r->own.part.of_layers == 0 && !model_divides_experts(r->own);
+    return !model_is_cut(r->own) && r->own.part.of_layers == 0 && !model_divides_experts(r->own);
 }
 
 // Returns the part of a rank in a run that divides data alone.
 static inline RankPart rank_part_of_data(ModelConfig cfg, ZeroPlan zero, unsigned frozen) {
-    const GridShape shape = {1, 1, zero.size, 1, 1, 1};
+    const GridShape shape = {1, 1, zero.size, 1, 1};
     const RankPart part = {cfg, cfg, zero, grid_of(shape, zero.rank), frozen};
     return part;
 }

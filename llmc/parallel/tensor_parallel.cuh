@@ -5,8 +5,8 @@ Parts travel as floatX, and a sum is rounded once, after the bias and the residu
 
     out (R, C) = residual + (part_0 + part_1 + ... + bias)
 
-All is queued on the main stream, which may be captured: the next kernel needs it anyway. Without
-slices the matmul adds the bias and the residual.
+All is queued on the main stream, which may be captured: the next kernel needs it anyway. With one
+rank the matmul adds the bias and the residual.
 */
 #ifndef LLMC_TENSOR_PARALLEL_CUH
 #define LLMC_TENSOR_PARALLEL_CUH
@@ -15,29 +15,25 @@ slices the matmul adds the bias and the residual.
 
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/elements.cuh"
-#include "llmc/ops/norm.cuh"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero.cuh"
 
-// The slices of a process in a pass.
+// A pass on a GPU, with the memory of TensorParallel.
 typedef struct {
-    TensorParallel cut; // without memory
+    TensorCut cut;
     const GroupGpu* group;
-    floatX *gathered, *parts, *arrived; // those of TensorParallel
+    floatX *gathered, *parts, *arrived;
     const Gpu* gpu;
 } TensorParallelGpu;
 
-static inline int tensor_is_sliced(const TensorParallelGpu* tp) { return tensor_is_sliced(&tp->cut); }
-static inline TensorTokens tensor_rows(const TensorParallelGpu* tp) { return tensor_rows(&tp->cut); }
-
-static inline floatX* tensor_part(const TensorParallelGpu* tp, int i, floatX* out) {
-    return tensor_is_sliced(tp) ? tp->parts + (size_t)i * tp->cut.N * tp->cut.C : out;
+static inline floatX* tensor_part(const TensorParallelGpu* tp, floatX* out) {
+    return tensor_is_cut(tp->cut) ? tp->parts : out;
 }
 
-// Returns the bias or residual that the matmul of a slice adds: NULL if there are slices, because
-// tensor_sum does that.
-static inline const floatX* tensor_of_matmul(const TensorParallelGpu* tp, const floatX* added) {
-    return tensor_is_sliced(tp) ? NULL : added;
+// Returns the residual that the matmul of a part adds: NULL if there are several parts, because
+// tensor_sum adds it.
+static inline const floatX* tensor_residual(const TensorParallelGpu* tp, const floatX* residual) {
+    return tensor_is_cut(tp->cut) ? NULL : residual;
 }
 
 // ---- exchange ----
@@ -49,46 +45,41 @@ static inline GroupMove tensor_gpu_move_(const TensorParallelGpu* tp, int peer, 
 }
 
 static inline const floatX* tensor_gather(const TensorParallelGpu* tp, int which, const floatX* rows) {
-    const int ranks = tp->group->size;
-    const size_t C = (size_t)tp->cut.C;
-    floatX* all = tp->gathered + (size_t)which * tp->cut.N * C;
-    if (ranks == 1 || !tp->cut.cuts_tokens) {
+    const TensorCut cut = tp->cut;
+    const size_t C = (size_t)cut.C;
+    floatX* all = tp->gathered + (size_t)which * cut.N * C;
+    if (!tensor_is_cut(cut) || !cut.cuts_tokens) {
         return rows;
     }
-    GroupMove moves[2 * MODEL_MAX_SLICES];
-    for (int r = 0; r < ranks; r++) {
-        const TensorTokens from = tensor_rows_of(&tp->cut, r);
+    GroupMove moves[2 * MODEL_MAX_TENSOR_RANKS];
+    for (int r = 0; r < cut.ranks; r++) {
+        const TensorTokens from = tensor_tokens(cut, r);
         moves[2 * r] = tensor_gpu_move_(tp, r, all + from.first * C, from, 0);
-        moves[2 * r + 1] = tensor_gpu_move_(tp, r, rows, tensor_rows(tp), 1);
+        moves[2 * r + 1] = tensor_gpu_move_(tp, r, rows, tensor_rows(cut), 1);
     }
-    group_exchange(moves, 2 * ranks, tp->group, tp->gpu->stream);
+    group_exchange(moves, 2 * cut.ranks, tp->group, tp->gpu->stream);
     return all;
 }
 
-// Sends the part of each slice to the processes that have its rows; sets `arrived`.
+// Sends the rows of this rank's part to the ranks that have them; sets `arrived`.
 static inline void tensor_gpu_exchange_parts_(const TensorParallelGpu* tp) {
-    const int ranks = tp->group->size, slices = tp->cut.slices;
-    const TensorTokens own = tensor_rows(tp);
-    const size_t C = (size_t)tp->cut.C;
-    GroupMove moves[2 * MODEL_MAX_SLICES];
-    int count = 0;
-    for (int r = 0; r < ranks; r++) {
-        const TensorTokens to = tensor_rows_of(&tp->cut, r);
-        for (int i = 0; i < slices; i++) {
-            floatX* arrived = tp->arrived + (size_t)(r * slices + i) * own.count * C;
-            moves[count++] = tensor_gpu_move_(tp, r, tensor_part(tp, i, NULL) + to.first * C, to, 1);
-            moves[count++] = tensor_gpu_move_(tp, r, arrived, own, 0);
-        }
+    const TensorCut cut = tp->cut;
+    const TensorTokens own = tensor_rows(cut);
+    const size_t C = (size_t)cut.C;
+    GroupMove moves[2 * MODEL_MAX_TENSOR_RANKS];
+    for (int r = 0; r < cut.ranks; r++) {
+        const TensorTokens to = tensor_tokens(cut, r);
+        moves[2 * r] = tensor_gpu_move_(tp, r, tp->parts + to.first * C, to, 1);
+        moves[2 * r + 1] = tensor_gpu_move_(tp, r, tp->arrived + (size_t)r * own.count * C, own, 0);
     }
-    group_exchange(moves, count, tp->group, tp->gpu->stream);
+    group_exchange(moves, 2 * cut.ranks, tp->group, tp->gpu->stream);
 }
 
-// Gathers all (s, bytes), in which this process has set its slices. Collective.
-static inline void tensor_gather_slices(const TensorParallelGpu* tp, void* all, size_t bytes) {
-    const size_t own = (size_t)tp->cut.slices * bytes;
+// Gathers all (t, bytes), in which this rank has set its own. Collective.
+static inline void tensor_gather_all(const TensorParallelGpu* tp, void* all, size_t bytes) {
     assert(bytes % sizeof(float) == 0);
-    if (tp->group->size > 1) {
-        group_all_gather(all, (char*)all + (size_t)tp->cut.first * bytes, own / sizeof(float), DTYPE_FP32,
+    if (tensor_is_cut(tp->cut)) {
+        group_all_gather(all, (char*)all + (size_t)tp->cut.rank * bytes, bytes / sizeof(float), DTYPE_FP32,
                          tp->group, tp->gpu->stream);
     }
 }
@@ -98,14 +89,14 @@ static inline void tensor_gather_slices(const TensorParallelGpu* tp, void* all, 
 // Rows of a block; threads and elements of a thread where the elements lie in one row.
 enum { TENSOR_ROWS_ = 8, TENSOR_THREADS_ = 256, TENSOR_PER_THREAD_ = 4 };
 
-// A warp adds up 32 WIDTH columns of a row: the parts (slices, rows, C) in their order, then bias
+// A warp adds up 32 WIDTH columns of a row: the parts (ranks, rows, C) in their order, then bias
 // (C), then residual (rows, C), each of which may be NULL.
 // grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
-// moves  (slices + 1) rows*C in, rows*C out; bias stays in L2. Bound by memory.
-// order  slice after slice
+// moves  (ranks + 1) rows*C in, rows*C out; bias stays in L2. Bound by memory.
+// order  rank after rank
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
-__global__ void tensor_sum_kernel(T* out, const T* residual, const T* parts, const T* bias, int slices,
+__global__ void tensor_sum_kernel(T* out, const T* residual, const T* parts, const T* bias, int ranks,
                                   int rows, int C) {
     const int n = (int)(blockIdx.x * TENSOR_ROWS_ + threadIdx.y),
               c = (int)(blockIdx.y * 32 + threadIdx.x) * WIDTH;
@@ -114,10 +105,10 @@ __global__ void tensor_sum_kernel(T* out, const T* residual, const T* parts, con
     }
     const size_t at = (size_t)n * C + c, stride = (size_t)rows * C;
     float sum[WIDTH] = {};
-    for (int i = 0; i < slices + 2; i++) {
-        const T* from = i < slices   ? parts + (size_t)i * stride + at
-                        : i > slices ? (residual ? residual + at : NULL)
-                                     : (bias ? bias + c : NULL);
+    for (int i = 0; i < ranks + 2; i++) {
+        const T* from = i < ranks   ? parts + (size_t)i * stride + at
+                        : i > ranks ? (residual ? residual + at : NULL)
+                                    : (bias ? bias + c : NULL);
         if (from) {
             const Elements<T, WIDTH> x = elements_load<WIDTH>(from);
 #pragma unroll
@@ -134,10 +125,10 @@ __global__ void tensor_sum_kernel(T* out, const T* residual, const T* parts, con
     elements_store(out + at, rounded);
 }
 
-// Sets out (rows, C) to the sum of parts (slices, rows, C), of bias and of residual; out may be
+// Sets out (rows, C) to the sum of parts (ranks, rows, C), of bias and of residual; out may be
 // residual.
 template <class T>
-static inline void tensor_sum_parts(T* out, const T* residual, const T* parts, const T* bias, int slices,
+static inline void tensor_sum_parts(T* out, const T* residual, const T* parts, const T* bias, int ranks,
                                     int rows, int C, const Gpu* gpu) {
     const uintptr_t addresses = (uintptr_t)out | (uintptr_t)residual | (uintptr_t)parts | (uintptr_t)bias;
     const int is_packed = C % Pack<T>::SIZE == 0 && addresses % 16 == 0,
@@ -145,149 +136,94 @@ static inline void tensor_sum_parts(T* out, const T* residual, const T* parts, c
     if (rows > 0) {
         launch(is_packed ? tensor_sum_kernel<T, Pack<T>::SIZE> : tensor_sum_kernel<T, 1>,
                dim3((unsigned)ceil_div(rows, (int)TENSOR_ROWS_), (unsigned)ceil_div(C, 32 * width)),
-               dim3(32, TENSOR_ROWS_), 0, gpu, out, residual, parts, bias, slices, rows, C);
+               dim3(32, TENSOR_ROWS_), 0, gpu, out, residual, parts, bias, ranks, rows, C);
     }
 }
 
-// Sets out (R, C) to residual plus the sum of the parts of all slices and of bias (C); both may be
+// Sets out (R, C) to residual plus the sum of the parts of all ranks and of bias (C); both may be
 // NULL. Collective.
 static inline void tensor_sum(const TensorParallelGpu* tp, floatX* out, const floatX* residual,
                               const floatX* bias) {
-    if (!tensor_is_sliced(tp)) {
+    if (!tensor_is_cut(tp->cut)) {
         return;
     }
-    const int has_others = tp->group->size > 1;
-    if (has_others) {
-        tensor_gpu_exchange_parts_(tp);
-    }
-    tensor_sum_parts(out, residual, (const floatX*)(has_others ? tp->arrived : tp->parts), bias, tp->cut.of,
-                     tensor_rows(tp).count, tp->cut.C, tp->gpu);
+    tensor_gpu_exchange_parts_(tp);
+    tensor_sum_parts(out, residual, (const floatX*)tp->arrived, bias, tp->cut.ranks,
+                     tensor_rows(tp->cut).count, tp->cut.C, tp->gpu);
 }
 
 // ---- gradients of tensors that are not cut ----
 
-// `of` has no `grads`; they may be of another type than its copies.
-typedef struct {
-    WholeGradients of;
-    Gradient grads;
-} WholeGradientsGpu;
-
-// Opens them for the model's gradients, laid out by `rows`, which must outlive them.
-static inline void whole_gradients_gpu_open(WholeGradientsGpu* w, Memory* memory, ModelConfig cfg,
-                                            const ZeroPlan* plan, const TensorRow* rows, Gradient grads) {
-    whole_gradients_open(&w->of, memory, cfg, plan, rows, NULL);
-    w->grads = grads;
-}
-
-// Returns the gradient of a row in the copy of a slice that begins there. One without data has the
-// type of the others, too.
-static inline Gradient whole_gradients_in_(const WholeGradientsGpu* w, int row, Gradient gradient,
-                                           float* copy) {
-    const TensorRow* r = &w->of.rows[row];
-    if (r->split != SPLIT_NONE || r->kind == KIND_EMBEDDING) {
-        return gradient;
-    }
-    const size_t bytes = (size_t)((char*)gradient.data - (char*)tensor_at_layer(r, w->grads.data, 0));
-    float* moved = gradient.data ? copy + w->of.begin[row] + bytes / r->element_bytes : NULL;
-    return Gradient{moved, DTYPE_FP32};
-}
-
-static inline void whole_gradients_at_slice(const WholeGradientsGpu* w, ModelGradients* d, int i) {
-    if (w->of.count == 0) {
-        return; // without slices
-    }
-    float* copy = w->of.copies + (size_t)(w->of.first + i) * w->of.count;
-    int row = 0;
-#define WHOLE_GRADIENT_(name, ...)                                                                           \
-    d->name = whole_gradients_in_(w, row, d->name, copy);                                                    \
-    row++;
-    MODEL_PARAMETERS(WHOLE_GRADIENT_)
-#undef WHOLE_GRADIENT_
-}
-
-// Sets grads (count) to the sum of copies (slices, stride), of which each has `count` there.
-// grid   count / 1024      block   256      shared   none
-// moves  4 slices bytes an element in, G out. Bound by memory.
-// order  slice after slice
+// Sets `count` gradients in each of many groups, `stride` elements apart, to the sums of the parts
+// (ranks, elements), of which each rank's has the groups one after the other.
+// grid   (ceil(count / 1024), groups)      block   256      shared   none
+// moves  ranks G in, G out. Bound by memory.
+// order  rank after rank, in fp32; rounded once
+// needs  count a multiple of 4
 template <class G>
 __global__ void __launch_bounds__(TENSOR_THREADS_)
-    whole_gradients_sum_kernel(G* grads, const float* copies, size_t stride, int slices) {
+    tensor_parts_sum_kernel(G* grads, const G* parts, size_t count, size_t stride, size_t elements,
+                            int ranks) {
     const size_t i = ((size_t)blockIdx.x * TENSOR_THREADS_ + threadIdx.x) * TENSOR_PER_THREAD_;
-    Elements<float, TENSOR_PER_THREAD_> sum = elements_load<TENSOR_PER_THREAD_>(copies + i);
-    for (int s = 1; s < slices; s++) {
-        const Elements<float, TENSOR_PER_THREAD_> copy =
-            elements_load<TENSOR_PER_THREAD_>(copies + (size_t)s * stride + i);
+    float sum[TENSOR_PER_THREAD_] = {};
+    if (i >= count) {
+        return;
+    }
+    for (int r = 0; r < ranks; r++) {
+        const Elements<G, TENSOR_PER_THREAD_> part =
+            elements_load<TENSOR_PER_THREAD_>(parts + (size_t)r * elements + blockIdx.y * count + i);
 #pragma unroll
         for (int k = 0; k < TENSOR_PER_THREAD_; k++) {
-            sum[k] += copy[k];
+            sum[k] += to_float(part[k]);
         }
     }
-    elements_store(grads + i, elements_convert<G>(sum));
+    Elements<G, TENSOR_PER_THREAD_> rounded;
+#pragma unroll
+    for (int k = 0; k < TENSOR_PER_THREAD_; k++) {
+        rounded[k] = from_float<G>(sum[k]);
+    }
+    elements_store(grads + blockIdx.y * stride + i, rounded);
 }
 
-// Sets the model's gradients to the sums over all slices, after a backward pass: tensors occupy
-// whole units of TENSOR_SHARD_UNIT elements, one for each block of threads. Collective.
+template <class G>
+static inline void tensor_parts_put_(G* grads, const G* parts, ZeroSpan span, size_t elements, int ranks,
+                                     const Gpu* gpu) {
+    const size_t per_block = TENSOR_THREADS_ * TENSOR_PER_THREAD_;
+    launch(tensor_parts_sum_kernel<G>, dim3((unsigned)ceil_div(span.count, per_block), (unsigned)span.copies),
+           TENSOR_THREADS_, 0, gpu, grads, parts, span.count, span.stride, elements, ranks);
+}
+
+template <class G>
+static inline void tensor_parts_sum_array_(const TensorParts* p, Gradient grads, const ZeroSpan* spans,
+                                           int count, const GroupGpu* group, const Gpu* gpu) {
+    const size_t elements = tensor_parts_elements(spans, count), bytes = dtype_bytes(grads.dtype);
+    G *array = (G*)grads.data, *mail = (G*)p->mail, *own = mail + (size_t)group->rank * elements;
+    size_t at = 0;
+    for (int i = 0; i < count; at += spans[i].copies * spans[i].count, i++) {
+        const ZeroSpan* s = &spans[i];
+        CUDA_CHECK(cudaMemcpy2DAsync(own + at, s->count * bytes, array + s->begin, s->stride * bytes,
+                                     s->count * bytes, (size_t)s->copies, cudaMemcpyDeviceToDevice,
+                                     gpu->stream));
+    }
+    group_all_gather(mail, own, elements, grads.dtype, group, gpu->stream);
+    at = 0;
+    for (int i = 0; i < count; at += spans[i].copies * spans[i].count, i++) {
+        tensor_parts_put_(array + spans[i].begin, (const G*)mail + at, spans[i], elements, group->size, gpu);
+    }
+}
+
+// Replaces the parts in the reduced gradient of a step, for which the main stream has waited, by
+// their sums over the group. Collective.
 template <class T>
-static inline void whole_gradients_sum(const WholeGradientsGpu* w, const GroupGpu* group, const Gpu* gpu) {
-    const WholeGradients* of = &w->of;
-    if (of->count > 0 && group->size > 1) {
-        group_all_gather(of->copies, of->copies + (size_t)of->first * of->count,
-                         (size_t)of->slices * of->count, DTYPE_FP32, group, gpu->stream);
+static inline void tensor_parts_sum(const TensorParts* p, const ZeroGpu* z, const GroupGpu* group,
+                                    const Gpu* gpu) {
+    const Gradient shard = zero_gradient(z);
+    if (p->in_shard > 0) {
+        GRADIENT_DISPATCH(shard, T, tensor_parts_sum_array_<G>(p, shard, p->shard, p->in_shard, group, gpu));
     }
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (of->has >> i & 1) {
-            const TensorRow* row = &of->rows[i];
-            GRADIENT_DISPATCH(w->grads, T,
-                              launch(whole_gradients_sum_kernel<G>,
-                                     (unsigned)(tensor_room_in_group(row) / TENSOR_SHARD_UNIT),
-                                     TENSOR_THREADS_, 0, gpu, (G*)tensor_at_layer(row, w->grads.data, 0),
-                                     (const float*)of->copies + of->begin[i], of->count, of->of));
-        }
-    }
-}
-
-// Returns the gradient of slice i. `first` is the gradient of this process's first slice, which may
-// have no data.
-static inline Gradient tensor_gradient_of_(const TensorParallelGpu* tp, Gradient gradient, int i) {
-    if (gradient.data && i > 0) {
-        gradient.data = (float*)gradient.data + (size_t)i * tp->cut.whole;
-    }
-    return gradient;
-}
-
-// Does what norm_backward does, for the rows of this process; the sums of `d` are those of its
-// first slice, and get the sums over the token slice.
-template <class T>
-static inline void tensor_norm_backward(const TensorParallelGpu* tp, T* dinp, GradientMode dinp_mode,
-                                        const NormGradients* d, const T* dout, const T* inp,
-                                        const NormGpu<T>* norm, NormScratch* scratch) {
-    for (int i = 0; i < tp->cut.slices; i++) {
-        const TensorTokens tokens = tensor_own_slice(&tp->cut, i);
-        const size_t at = (size_t)tokens.first * tp->cut.C;
-        NormGpu<T> of_slice = *norm;
-        of_slice.N = tokens.count;
-        of_slice.mean = norm->mean ? norm->mean + tokens.first : NULL;
-        of_slice.rstd = norm->rstd + tokens.first;
-        const E4m3Rows codes =
-            d->codes.codes ? E4m3Rows{d->codes.codes + at, d->codes.scales + tokens.first} : d->codes;
-        const NormGradients slice = {tensor_gradient_of_(tp, d->dweight, i),
-                                     tensor_gradient_of_(tp, d->dbias, i),
-                                     d->mode,
-                                     tensor_gradient_of_(tp, d->dinp_sum, i),
-                                     d->sum_mode,
-                                     codes};
-        norm_backward(dinp + at, dinp_mode, &slice, dout + at, inp + at, &of_slice, scratch, tp->gpu);
-    }
-}
-
-// Does what norm_dinp_sum does, likewise.
-template <class T>
-static inline void tensor_norm_dinp_sum(const TensorParallelGpu* tp, Gradient sum, GradientMode mode,
-                                        const T* dinp, NormScratch* scratch) {
-    for (int i = 0; i < tp->cut.slices; i++) {
-        const TensorTokens tokens = tensor_own_slice(&tp->cut, i);
-        norm_dinp_sum(tensor_gradient_of_(tp, sum, i), mode, dinp + (size_t)tokens.first * tp->cut.C,
-                      tokens.count, tp->cut.C, scratch, tp->gpu);
+    if (p->in_whole > 0) {
+        GRADIENT_DISPATCH(z->grads, T,
+                          tensor_parts_sum_array_<G>(p, z->grads, p->whole, p->in_whole, group, gpu));
     }
 }
 

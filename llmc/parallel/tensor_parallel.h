@@ -1,24 +1,21 @@
 /*
-tensor_parallel.h -- tensor parallelism on the CPU: the processes of a tensor group (grid.h) divide
-the slices of each layer (part.h).
+tensor_parallel.h -- tensor parallelism on the CPU: the ranks of a tensor group (grid.h) cut the
+matrices of each layer (part.h).
 
-A run has s slices, and a process has s / t of them. The N tokens of a micro-batch are cut into s
-token slices of N / s. Between blocks a process has the token slices with the numbers of its slices:
-R rows of the residual stream. A layer sees all tokens.
+Between blocks each of the t ranks has R = N / t rows of the residual stream, those of its tokens. A
+layer sees all tokens:
 
-    gather   all (N, C)    = the rows of every process
-    part i   (N, C)        the matmul of slice i into the stream
-    sum      rows (R, C)   = part_0 + part_1 + ... + bias            in fp32
+    gather   all (N, C)    = the rows of every rank
+    part     (N, C)        the matmul of a rank's matrix into the stream
+    sum      rows (R, C)   = part of rank 0 + part of rank 1 + ... + bias     in fp32
 
-Slices are summed in their order, whichever process has them, and each part is the same call on the
-same data. So the bits depend on s, and not on the number of processes. Without slices, part 0 is
-the result, gather and sum do nothing, and the matmul adds the bias.
+The functions of the layers (linear.h, mlp.h, self_attention.h, lm_head.h) do this. With one rank
+its part is the result, gather and sum do nothing, and the matmul adds the bias.
 
-Tensors that are not cut (norms, biases into the stream) have a gradient from each token slice, or
-from each slice's heads. They are summed in the order of the slices, once a backward pass
-(WholeGradients).
+Tensors that are not cut (norms, biases into the stream) have a gradient in each rank, from its
+tokens or its heads. Once a step these parts are added up in the order of the ranks (TensorParts).
 
-In a pass of generation, with few tokens, the stream is not cut: a sum is made in every process.
+In a pass of generation, with few tokens, the stream is not cut: every rank makes all sums.
 
 Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing activation recomputation in large
 transformer models", 2022.
@@ -31,102 +28,82 @@ transformer models", 2022.
 #include "llmc/base/memory.h"
 #include "llmc/comm/group.h"
 #include "llmc/model/model.h"
-#include "llmc/ops/gradient.h"
-#include "llmc/ops/norm.h"
 #include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// The slices of a process in a pass.
+// A pass in a tensor group.
 typedef struct {
-    int slices, first, of; // slices of this process, number of its first one, all
-    Group* group;          // processes that divide them
-    int N, C;              // tokens of the pass; channels
-    int cuts_tokens;       // 0: each process has the whole stream
-    size_t whole;          // elements from the WholeGradients of a slice to those of the next
-    // memory (model.h): (2, N, C); (slices, N, C); (of, R, C)
-    float *gathered, *parts, *arrived;
-} TensorParallel;
+    int rank, ranks; // this rank's number; t
+    int N, C;        // tokens of the pass; channels
+    int cuts_tokens; // 0: each rank has the whole stream
+} TensorCut;
 
 // Consecutive tokens of a pass.
 typedef struct {
     int first, count;
 } TensorTokens;
 
-static inline int tensor_is_sliced(const TensorParallel* tp) { return tp->of > 1; }
+// Return the tokens of the stream that a rank has, and those of this rank.
+TensorTokens tensor_tokens(TensorCut cut, int rank);
 
-// Returns the token slices from `slice` on.
-TensorTokens tensor_token_slices(const TensorParallel* tp, int slice, int count);
+static inline TensorTokens tensor_rows(TensorCut cut) { return tensor_tokens(cut, cut.rank); }
 
-// Return the tokens of the stream that this process has, and those of a rank of its group.
-TensorTokens tensor_rows(const TensorParallel* tp);
-TensorTokens tensor_rows_of(const TensorParallel* tp, int rank);
+static inline int tensor_is_cut(TensorCut cut) { return cut.ranks > 1; }
 
-// Returns token slice i of this process, counted from its first row.
-TensorTokens tensor_own_slice(const TensorParallel* tp, int i);
+// A pass on the CPU, with memory (model.h).
+typedef struct {
+    TensorCut cut;
+    Group* group;
+    float *gathered, *parts, *arrived; // (2, N, C); (N, C); (t, R, C)
+} TensorParallel;
 
-// Returns all tokens (N, C) of a tensor of the stream, of which this process has `rows` (R, C):
-// `rows` itself if it has all, else array `which` (0 or 1) of `gathered`. Collective.
+// Returns all tokens (N, C) of a tensor of the stream, of which this rank has `rows` (R, C): `rows`
+// itself if it has all, else array `which` (0 or 1) of `gathered`. Collective.
 const float* tensor_gather_cpu(const TensorParallel* tp, int which, const float* rows);
 
-// Returns the place of the part of slice i of this process; without slices, `out`.
-static inline float* tensor_part(const TensorParallel* tp, int i, float* out) {
-    return tensor_is_sliced(tp) ? tp->parts + (size_t)i * (size_t)tp->N * (size_t)tp->C : out;
+// Returns the place of this rank's part; with one rank, `out`.
+static inline float* tensor_part(const TensorParallel* tp, float* out) {
+    return tensor_is_cut(tp->cut) ? tp->parts : out;
 }
 
-// Sets out (R, C) to the sum of the parts of all slices, and of bias (C), which may be NULL.
+// Sets out (R, C) to the sum of the parts of all ranks, and of bias (C), which may be NULL.
 // Collective.
 void tensor_sum_cpu(const TensorParallel* tp, float* out, const float* bias);
 
-// Returns the bias that the matmul of a slice adds, or its gradient that the matmul computes: NULL
-// if there are slices, because tensor_sum_cpu and tensor_bias_backward_cpu do that.
-static inline float* tensor_of_matmul(const TensorParallel* tp, float* bias) {
-    return tensor_is_sliced(tp) ? NULL : bias;
-}
-
-// Gathers all (s, count), in which this process has set its slices. Collective.
-static inline void tensor_gather_slices_cpu(const TensorParallel* tp, void* all, size_t count) {
-    float* slices = (float*)all;
-    if (tp->group->size > 1) {
-        group_all_gather_cpu(slices, slices + (size_t)tp->first * count, (size_t)tp->slices * count,
-                             tp->group);
+// Gathers all (t, count), in which this rank has set its own. Collective.
+static inline void tensor_gather_all_cpu(const TensorParallel* tp, void* all, size_t count) {
+    float* to = (float*)all;
+    if (tensor_is_cut(tp->cut)) {
+        group_all_gather_cpu(to, to + (size_t)tp->cut.rank * count, count, tp->group);
     }
 }
 
+// Sets or adds to the gradient of a bias of a sum, the columns of dout (R, C). With one rank the
+// matmul has done so.
+void tensor_bias_backward_cpu(const TensorParallel* tp, float* dbias, const float* dout, GradientMode mode);
+
 // ---- gradients of tensors that are not cut ----
 
-// A gradient for each slice. wpe has none: every process computes all of its gradient.
+// The parts of a rank in its shards of the reduced gradient and, if all ranks of its data group
+// update all parameters, in the whole gradient (zero.h).
 typedef struct {
-    int slices, first, of;
-    size_t count;                       // elements of a slice; 0 without slices
-    size_t begin[MODEL_PARAMETER_ROWS]; // of a tensor's copies in a slice
-    const TensorRow* rows;              // of the model's gradients
-    unsigned has;                       // bit i: row i is one of them
-    float *grads, *copies;              // the model's gradients; (s, count)
-} WholeGradients;
+    ZeroSpan shard[ZERO_SPANS], whole[ZERO_SPANS];
+    int in_shard, in_whole; // number of spans
+    void* mail;             // (t, elements) of fp32 or of the gradients' type
+} TensorParts;
 
-// Opens them for gradients laid out by `rows`, which must outlive them.
-void whole_gradients_open(WholeGradients* w, Memory* memory, ModelConfig cfg, const ZeroPlan* plan,
-                          const TensorRow* rows, float* grads);
+// Opens them for gradients laid out by `rows`.
+void tensor_parts_open(TensorParts* p, Memory* memory, ModelConfig cfg, const ZeroPlan* plan,
+                       const TensorRow* rows);
 
-// Moves the pointers in `d` to tensors that are not cut, unless they are NULL, to the gradients of
-// slice i of this process.
-void whole_gradients_at_slice(const WholeGradients* w, ModelParameters* d, int i);
+// Returns the elements of spans.
+size_t tensor_parts_elements(const ZeroSpan* spans, int count);
 
-// Sets the model's gradients to the sums over all slices, after a backward pass. Collective.
-void whole_gradients_sum_cpu(const WholeGradients* w, Group* group);
-
-// Does what norm_backward_cpu does, for the rows of this process; dweight and dbias are those of
-// its first slice, and get the sums over the token slice.
-void tensor_norm_backward_cpu(const TensorParallel* tp, float* dinp, float* dweight, float* dbias,
-                              const float* dout, const float* inp, const Norm* norm, GradientMode dinp_mode,
-                              GradientMode mode);
-
-// Sets or adds to the gradient of a bias of a sum: the columns of dout (R, C), token slice by token
-// slice. Without slices the matmul has done so.
-void tensor_bias_backward_cpu(const TensorParallel* tp, float* dbias, const float* dout, GradientMode mode);
+// Replaces the parts in the reduced gradient of a step by their sums over the group. Collective.
+void tensor_parts_sum_cpu(const TensorParts* p, const Zero* z, Group* group);
 
 #ifdef __cplusplus
 }
@@ -139,82 +116,64 @@ void tensor_bias_backward_cpu(const TensorParallel* tp, float* dbias, const floa
 #include "llmc/base/sizes.h"
 #include "llmc/ops/matmul.h"
 
-TensorTokens tensor_token_slices(const TensorParallel* tp, int slice, int count) {
-    const int tokens = int_ceil_div(tp->N, tp->of), begin = int_min(slice * tokens, tp->N),
-              end = int_min((slice + count) * tokens, tp->N);
-    const TensorTokens result = {begin, end - begin};
-    return result;
+TensorTokens tensor_tokens(TensorCut cut, int rank) {
+    const int each = int_ceil_div(cut.N, cut.ranks), begin = int_min(rank * each, cut.N),
+              end = int_min(begin + each, cut.N);
+    const TensorTokens all = {0, cut.N}, own = {begin, end - begin};
+    return cut.cuts_tokens ? own : all;
 }
-
-// Returns the rows of a process of the group.
-TensorTokens tensor_rows_of(const TensorParallel* tp, int rank) {
-    const TensorTokens all = {0, tp->N};
-    return tp->cuts_tokens ? tensor_token_slices(tp, rank * tp->slices, tp->slices) : all;
-}
-
-TensorTokens tensor_rows(const TensorParallel* tp) { return tensor_rows_of(tp, tp->group->rank); }
 
 // ---- exchange ----
 
 static GroupMove tensor_move_(const TensorParallel* tp, int peer, const float* data, TensorTokens tokens,
                               int sends) {
-    const size_t C = (size_t)tp->C;
-    const GroupMove move = {peer, (void*)data, (size_t)tokens.count * C * sizeof(float), sends};
+    const GroupMove move = {peer, (void*)data, (size_t)tokens.count * (size_t)tp->cut.C * sizeof(float),
+                            sends};
     return move;
 }
 
 const float* tensor_gather_cpu(const TensorParallel* tp, int which, const float* rows) {
-    const int ranks = tp->group->size;
-    float* all = tp->gathered + (size_t)which * (size_t)tp->N * (size_t)tp->C;
-    if (ranks == 1 || !tp->cuts_tokens) {
+    const TensorCut cut = tp->cut;
+    const size_t C = (size_t)cut.C;
+    float* all = tp->gathered + (size_t)which * (size_t)cut.N * C;
+    if (!tensor_is_cut(cut) || !cut.cuts_tokens) {
         return rows;
     }
-    GroupMove moves[2 * MODEL_MAX_SLICES];
-    for (int r = 0; r < ranks; r++) {
-        const TensorTokens from = tensor_rows_of(tp, r);
-        moves[r] = tensor_move_(tp, r, all + (size_t)from.first * (size_t)tp->C, from, 0);
-        moves[ranks + r] = tensor_move_(tp, r, rows, tensor_rows(tp), 1);
+    GroupMove moves[2 * MODEL_MAX_TENSOR_RANKS];
+    for (int r = 0; r < cut.ranks; r++) {
+        const TensorTokens from = tensor_tokens(cut, r);
+        moves[r] = tensor_move_(tp, r, all + (size_t)from.first * C, from, 0);
+        moves[cut.ranks + r] = tensor_move_(tp, r, rows, tensor_rows(cut), 1);
     }
-    group_exchange_cpu(tp->group, moves, 2 * ranks);
+    group_exchange_cpu(tp->group, moves, 2 * cut.ranks);
     return all;
 }
 
-// Sends the part of each slice to the processes that have its rows; sets `arrived`.
+// Sends the rows of this rank's part to the ranks that have them; sets `arrived`.
 static void tensor_exchange_parts_(const TensorParallel* tp) {
-    const int ranks = tp->group->size, own = tensor_rows(tp).count;
-    const size_t C = (size_t)tp->C;
-    GroupMove moves[2 * MODEL_MAX_SLICES], *move = moves;
-    for (int r = 0; r < ranks; r++) {
-        const TensorTokens to = tensor_rows_of(tp, r);
-        for (int i = 0; i < tp->slices; i++) {
-            const float* part = tensor_part(tp, i, NULL) + (size_t)to.first * C;
-            float* arrived = tp->arrived + (size_t)(r * tp->slices + i) * (size_t)own * C;
-            *move++ = tensor_move_(tp, r, part, to, 1);
-            *move++ = tensor_move_(tp, r, arrived, tensor_rows(tp), 0);
-        }
+    const TensorCut cut = tp->cut;
+    const size_t C = (size_t)cut.C, own = (size_t)tensor_rows(cut).count * C;
+    GroupMove moves[2 * MODEL_MAX_TENSOR_RANKS];
+    for (int r = 0; r < cut.ranks; r++) {
+        const TensorTokens to = tensor_tokens(cut, r);
+        moves[2 * r] = tensor_move_(tp, r, tp->parts + (size_t)to.first * C, to, 1);
+        moves[2 * r + 1] = tensor_move_(tp, r, tp->arrived + (size_t)r * own, tensor_rows(cut), 0);
     }
-    group_exchange_cpu(tp->group, moves, 2 * tp->of);
+    group_exchange_cpu(tp->group, moves, 2 * cut.ranks);
 }
 
-void tensor_sum_cpu(const TensorParallel* tp, float* out, const float* bias) {
-    const int rows = tensor_rows(tp).count, C = tp->C;
-    const size_t stride = (size_t)rows * (size_t)C; // parts of a process alone have N rows, too
-    const float* parts = tp->parts;
-    if (!tensor_is_sliced(tp)) {
-        return;
-    }
-    if (tp->group->size > 1) {
-        tensor_exchange_parts_(tp);
-        parts = tp->arrived;
-    }
+// Sets out (R, C) to the sum of parts (t, R, C), and of bias.
+static void tensor_add_parts_(float* out, const float* parts, const float* bias, TensorCut cut) {
+    const int rows = tensor_rows(cut).count, C = cut.C;
+    const size_t stride = (size_t)rows * (size_t)C;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < rows; n++) {
         float* row = out + (size_t)n * C;
         const float* part = parts + (size_t)n * C;
         memcpy(row, part, (size_t)C * sizeof(float));
-        for (int i = 1; i < tp->of; i++) {
+        for (int r = 1; r < cut.ranks; r++) {
             for (int c = 0; c < C; c++) {
-                row[c] += part[(size_t)i * stride + c];
+                row[c] += part[(size_t)r * stride + c];
             }
         }
         for (int c = 0; bias && c < C; c++) {
@@ -223,109 +182,93 @@ void tensor_sum_cpu(const TensorParallel* tp, float* out, const float* bias) {
     }
 }
 
+void tensor_sum_cpu(const TensorParallel* tp, float* out, const float* bias) {
+    if (tensor_is_cut(tp->cut)) {
+        tensor_exchange_parts_(tp);
+        tensor_add_parts_(out, tp->arrived, bias, tp->cut);
+    }
+}
+
+void tensor_bias_backward_cpu(const TensorParallel* tp, float* dbias, const float* dout, GradientMode mode) {
+    if (dbias && tensor_is_cut(tp->cut)) {
+        matmul_backward_bias_cpu(dbias, dout, tensor_rows(tp->cut).count, tp->cut.C, mode);
+    }
+}
+
 // ---- gradients of tensors that are not cut ----
 
-// True if row i of the gradients is summed over slices.
-static int whole_gradients_has_(const TensorRow* row, const ZeroPlan* plan, int i) {
-    return row->split == SPLIT_NONE && row->kind != KIND_EMBEDDING && !tensor_is_absent(row) &&
-           zero_has_row(plan, i);
-}
-
-void whole_gradients_open(WholeGradients* w, Memory* memory, ModelConfig cfg, const ZeroPlan* plan,
-                          const TensorRow* rows, float* grads) {
-    memset(w, 0, sizeof(*w));
-    w->slices = model_slices(cfg);
-    w->first = cfg.part.first_slice;
-    w->of = cfg.part.of_slices;
-    w->rows = rows;
-    w->grads = grads;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && model_is_sliced(cfg); i++) {
-        if (whole_gradients_has_(&rows[i], plan, i)) {
-            w->has |= 1u << i;
-            w->begin[i] = w->count;
-            w->count += tensor_room_in_group(&rows[i]);
-        }
+size_t tensor_parts_elements(const ZeroSpan* spans, int count) {
+    size_t elements = 0;
+    for (int i = 0; i < count; i++) {
+        elements += (size_t)spans[i].copies * spans[i].count;
     }
-    if (w->count > 0) {
-        w->copies = (float*)memory_take(memory, "gradients: slices", MEMORY_DEVICE,
-                                        (size_t)w->of * w->count * sizeof(float));
+    return elements;
+}
+
+void tensor_parts_open(TensorParts* p, Memory* memory, ModelConfig cfg, const ZeroPlan* plan,
+                       const TensorRow* rows) {
+    const ZeroCut all = {1, 0};
+    memset(p, 0, sizeof(*p));
+    if (!model_is_cut(cfg)) {
+        return;
     }
-}
-
-// Returns the begin of a row in the model's gradients.
-static float* whole_gradients_row_(const WholeGradients* w, int i) {
-    return (float*)tensor_at_layer(&w->rows[i], w->grads, 0);
-}
-
-void whole_gradients_at_slice(const WholeGradients* w, ModelParameters* d, int i) {
-    float* copy = w->copies + (size_t)(w->first + i) * w->count;
-    for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
-        float* tensor;
-        memcpy(&tensor, (char*)d + w->rows[row].member, sizeof(tensor));
-        if (w->has >> row & 1 && tensor) {
-            tensor = copy + w->begin[row] + (tensor - whole_gradients_row_(w, row));
-            memcpy((char*)d + w->rows[row].member, &tensor, sizeof(tensor));
-        }
+    p->in_shard = zero_part_spans(plan, rows, cfg, zero_shard_of(plan, 0, plan->rank), p->shard);
+    if (plan->stage == 0 && plan->size > 1) {
+        p->in_whole = zero_part_spans(plan, rows, cfg, all, p->whole);
     }
+    const size_t shard = tensor_parts_elements(p->shard, p->in_shard),
+                 whole = tensor_parts_elements(p->whole, p->in_whole);
+    p->mail = memory_take(memory, "gradients: parts", MEMORY_DEVICE,
+                          (size_t)cfg.part.tensor_ranks * (whole > shard ? whole : shard) * sizeof(float));
 }
 
-// Sets n gradients to the sums over all slices, whose copies begin at `copies`.
-static void whole_gradients_sum_row_(float* grads, const float* copies, size_t n, int of, size_t stride) {
+// Sets `count` gradients to the sums of the parts of all ranks, which are `stride` apart.
+static void tensor_parts_add_(float* grads, const float* parts, size_t count, int ranks, size_t stride) {
 #pragma omp parallel for schedule(static)
-    for (size_t e = 0; e < n; e++) {
-        float sum = copies[e];
-        for (int i = 1; i < of; i++) {
-            sum += copies[(size_t)i * stride + e];
+    for (size_t e = 0; e < count; e++) {
+        float sum = parts[e];
+        for (int r = 1; r < ranks; r++) {
+            sum += parts[(size_t)r * stride + e];
         }
         grads[e] = sum;
     }
 }
 
-void whole_gradients_sum_cpu(const WholeGradients* w, Group* group) {
-    if (w->count > 0 && group->size > 1) {
-        group_all_gather_cpu(w->copies, w->copies + (size_t)w->first * w->count, (size_t)w->slices * w->count,
-                             group);
-    }
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (w->has >> i & 1) {
-            whole_gradients_sum_row_(whole_gradients_row_(w, i), w->copies + w->begin[i],
-                                     tensor_room_in_group(&w->rows[i]), w->of, w->count);
+// Copies the spans of an array to mail, one after the other.
+static void tensor_parts_take_(float* mail, const float* array, const ZeroSpan* spans, int count) {
+    for (int i = 0; i < count; i++) {
+        for (size_t k = 0; k < (size_t)spans[i].copies; k++, mail += spans[i].count) {
+            memcpy(mail, array + spans[i].begin + k * spans[i].stride, spans[i].count * sizeof(float));
         }
     }
 }
 
-// Returns the rows of token slice i of this process, counted from its first row.
-TensorTokens tensor_own_slice(const TensorParallel* tp, int i) {
-    TensorTokens tokens = tensor_token_slices(tp, tp->first + i, 1);
-    tokens.first -= tensor_rows(tp).first;
-    return tokens;
-}
-
-// Returns the gradient of slice i. `first` is the gradient of this process's first slice, or NULL.
-static float* tensor_copy_of_(const TensorParallel* tp, float* gradient, int i) {
-    return gradient ? gradient + (size_t)i * tp->whole : NULL;
-}
-
-void tensor_norm_backward_cpu(const TensorParallel* tp, float* dinp, float* dweight, float* dbias,
-                              const float* dout, const float* inp, const Norm* norm, GradientMode dinp_mode,
-                              GradientMode mode) {
-    for (int i = 0; i < tp->slices; i++) {
-        const TensorTokens tokens = tensor_own_slice(tp, i);
-        const size_t at = (size_t)tokens.first * (size_t)tp->C;
-        Norm of_slice = *norm;
-        of_slice.N = tokens.count;
-        of_slice.mean = norm->mean ? norm->mean + tokens.first : NULL;
-        of_slice.rstd = norm->rstd + tokens.first;
-        norm_backward_cpu(dinp + at, tensor_copy_of_(tp, dweight, i), tensor_copy_of_(tp, dbias, i),
-                          dout + at, inp + at, &of_slice, dinp_mode, mode);
+// Sets the spans of an array to the sums of the mail (ranks, elements).
+static void tensor_parts_put_(float* array, const float* mail, const ZeroSpan* spans, int count, int ranks) {
+    const size_t elements = tensor_parts_elements(spans, count);
+    for (int i = 0; i < count; i++) {
+        for (size_t k = 0; k < (size_t)spans[i].copies; k++, mail += spans[i].count) {
+            tensor_parts_add_(array + spans[i].begin + k * spans[i].stride, mail, spans[i].count, ranks,
+                              elements);
+        }
     }
 }
 
-void tensor_bias_backward_cpu(const TensorParallel* tp, float* dbias, const float* dout, GradientMode mode) {
-    for (int i = 0; i < tp->slices && dbias && tensor_is_sliced(tp); i++) {
-        const TensorTokens tokens = tensor_own_slice(tp, i);
-        matmul_backward_bias_cpu(tensor_copy_of_(tp, dbias, i), dout + (size_t)tokens.first * (size_t)tp->C,
-                                 tokens.count, tp->C, mode);
+static void tensor_parts_sum_array_(const TensorParts* p, float* array, const ZeroSpan* spans, int count,
+                                    Group* group) {
+    const size_t elements = tensor_parts_elements(spans, count);
+    float *mail = (float*)p->mail, *own = mail + (size_t)group->rank * elements;
+    tensor_parts_take_(own, array, spans, count);
+    group_all_gather_cpu(mail, own, elements, group);
+    tensor_parts_put_(array, mail, spans, count, group->size);
+}
+
+void tensor_parts_sum_cpu(const TensorParts* p, const Zero* z, Group* group) {
+    if (p->in_shard > 0) {
+        tensor_parts_sum_array_(p, z->shard, p->shard, p->in_shard, group);
+    }
+    if (p->in_whole > 0) {
+        tensor_parts_sum_array_(p, z->grads, p->whole, p->in_whole, group);
     }
 }
 

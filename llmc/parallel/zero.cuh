@@ -15,8 +15,7 @@ Communication has a stream of its own:
     With two levels, the sums of the replicas are added up beside the last micro-step, after the
         replica's own reduction.
 
-Here a layer is one whose parameters have a place of their own in memory: layer k has the blocks of
-its slices, k S ... k S + S - 1 (tensors.h), and a buffer has room for them.
+Here a layer is one whose parameters have a place of their own in memory: layer k is block k.
 
 A micro-step without the reduction of group 0 can be one CUDA graph: events that it waits for are
 recorded outside of it, and it joins the work that it starts.
@@ -85,12 +84,9 @@ typedef struct {
 
 // ---- memory ----
 
-// Return the layers, the lowest one with gradients, the buffer of a layer, and the blocks that all
-// buffers have room for.
-static inline int zero_layers(const ZeroPlan* plan) { return (plan->groups - 1) / plan->slices; }
-static inline int zero_first_layer_(const ZeroPlan* plan) { return plan->first_block / plan->slices; }
+// Return the layers, and the buffer of a layer.
+static inline int zero_layers(const ZeroPlan* plan) { return plan->groups - 1; }
 static inline int zero_buffer_(int l) { return l % ZERO_LAYERS_IN_MEMORY; }
-static inline int zero_blocks_in_memory(const ZeroPlan* plan) { return ZERO_LAYERS_IN_MEMORY * plan->slices; }
 
 static inline int zero_has_shard_(const ZeroPlan* plan) { return plan->size > 1 || plan->stage >= 2; }
 static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(plan) > 1; }
@@ -387,7 +383,7 @@ static inline void zero_wait_for_parameters(ZeroGpu* z) {
 
 // Returns the place of block k among the blocks in `params`.
 static inline int zero_parameter_block(const ZeroPlan* plan, int k) {
-    return plan->stage < 3 ? k : k % zero_blocks_in_memory(plan);
+    return plan->stage < 3 ? k : zero_buffer_(k);
 }
 
 // Waits for a group that was gathered after the last update, unless a forward pass has done so
@@ -410,14 +406,12 @@ static inline void zero_gather_block_(ZeroGpu* z, int k) {
 // Stage 3: gathers the parameters of layer l, after all work queued so far, unless a buffer has
 // them.
 static inline void zero_fetch_layer_(ZeroGpu* z, int l) {
-    const int b = zero_buffer_(l), S = z->plan.slices;
+    const int b = zero_buffer_(l);
     if (z->resident[b] == l) {
         return;
     }
     zero_fork_(z);
-    for (int k = l * S; k < (l + 1) * S; k++) {
-        zero_gather_block_(z, k);
-    }
+    zero_gather_block_(z, l);
     CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
     z->resident[b] = l;
     z->in_flight[b] = 1;
@@ -446,13 +440,10 @@ static inline int zero_forward_waits(const ZeroPlan* plan, MicroStep step) {
 
 // Waits for the parameters of layer l, in a forward pass (direction 1) or a backward pass (-1).
 static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
-    const int S = z->plan.slices;
     if (z->plan.stage >= 3) {
         zero_fetch_(z, l, l + direction);
     } else {
-        for (int k = l * S; k < (l + 1) * S; k++) {
-            zero_wait_for_group_(z, 1 + k, z->main.stream);
-        }
+        zero_wait_for_group_(z, 1 + l, z->main.stream);
     }
     z->is_updated = z->is_updated && l < zero_layers(&z->plan) - 1;
 }
@@ -461,20 +452,20 @@ static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
 
 // Returns the place of block k among the blocks in `grads`.
 static inline int zero_gradient_block(const ZeroPlan* plan, int k) {
-    return plan->shares_buffer ? k % zero_blocks_in_memory(plan) : k - plan->first_block;
+    return plan->shares_buffer ? zero_buffer_(k) : k - plan->first_block;
 }
 
 // Returns the elements from the gradients of blocks on the tokens of a neighbor to those on the
 // next one's: of all blocks in memory.
 static inline size_t zero_neighbor_elements(const ZeroPlan* plan) {
-    return plan->shares_buffer ? (size_t)zero_blocks_in_memory(plan) * plan->trained_block
+    return plan->shares_buffer ? (size_t)ZERO_LAYERS_IN_MEMORY * plan->trained_block
                                : zero_gradient_begin(plan, plan->groups) - plan->trained_once;
 }
 
 // Returns the begin of the gradients of group g, as the backward pass leaves them; with divided
 // experts, on the tokens of the first neighbor.
 static inline size_t zero_grads_begin_(const ZeroPlan* plan, int g) {
-    const size_t end = zero_grads_elements(plan, zero_blocks_in_memory(plan));
+    const size_t end = zero_grads_elements(plan, ZERO_LAYERS_IN_MEMORY);
     return g == 0 ? 0
            : g == plan->groups
                ? end - zero_trained_elements(plan, g)
@@ -532,11 +523,10 @@ static inline void zero_add_(ZeroGpu* z, int g, const void* pieces, ZeroPieces_ 
                              zero_is_first_(&z->plan, step)));
 }
 
-// Records that group g has left its buffer, which may be overwritten after the last one of its
-// layer.
+// Records that group g has left its buffer, which may be overwritten.
 static inline void zero_sent_(ZeroGpu* z, int g) {
     if (g > 0 && g < z->plan.groups) {
-        CUDA_CHECK(cudaEventRecord(z->sent[zero_buffer_((g - 1) / z->plan.slices)], z->comm.stream));
+        CUDA_CHECK(cudaEventRecord(z->sent[zero_buffer_(g - 1)], z->comm.stream));
     }
 }
 
@@ -602,19 +592,17 @@ typedef struct {
 } ModelGradients;
 #undef ZERO_GRADIENT_
 
-// Returns the gradients as slice i of layer l has them: .qkvw is its. Those of frozen parameters
-// have no data.
-static inline ModelGradients zero_gradients_at_slice(const ZeroGpu* z, const TensorRow* gradient_rows,
-                                                     ModelConfig cfg, const Freeze* freeze, int l, int i) {
-    const int at = zero_gradient_block(&z->plan, model_group_of_slice(cfg, l, i) - 1);
+// Returns the gradients of layer l: .qkvw is its. Those of frozen parameters have no data.
+static inline ModelGradients zero_gradients_at_layer(const ZeroGpu* z, const TensorRow* gradient_rows,
+                                                     ModelConfig cfg, const Freeze* freeze, int l) {
+    const int at = zero_gradient_block(&z->plan, model_copy(cfg, l));
     const TensorRow* row = gradient_rows;
     ModelGradients grads;
 #define ZERO_GRADIENT_(name, ...)                                                                            \
     grads.name.data =                                                                                        \
         freeze_has(freeze, (int)(row - gradient_rows), l) || tensor_is_absent(row)                           \
             ? NULL                                                                                           \
-            : tensor_at_layer(row, z->grads.data,                                                            \
-                              row->place == PLACE_BLOCK ? at : tensor_copy_of_slice(row, l, i));             \
+            : tensor_at_layer(row, z->grads.data, row->place == PLACE_BLOCK ? at : tensor_copy(row, l));     \
     grads.name.dtype = z->grads.dtype;                                                                       \
     row++;
     MODEL_PARAMETERS(ZERO_GRADIENT_)
@@ -622,18 +610,17 @@ static inline ModelGradients zero_gradients_at_slice(const ZeroGpu* z, const Ten
     return grads;
 }
 
-// Clears the gradients of the frozen parameters of the blocks of layer l. Where layers take turns
+// Clears the gradients of the frozen parameters of layer l. Where layers take turns
 // in the same memory, it still has those of another layer, and this layer's backward pass does not
 // set them.
 static inline void zero_clear_frozen(ZeroGpu* z, const TensorRow* gradient_rows, ModelConfig cfg,
                                      const Freeze* freeze, int l) {
-    const int first = model_group_of_slice(cfg, l, 0) - 1,
-              clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, 1 + first);
+    const int k = model_copy(cfg, l), clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, 1 + k);
     for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
         const TensorRow* row = &gradient_rows[i];
         const int is_frozen =
             row->place == PLACE_BLOCK && zero_has_row(&z->plan, i) && freeze_has(freeze, i, l);
-        for (int k = first; k < first + z->plan.slices && is_frozen; k++) {
+        if (is_frozen) {
             CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, z->grads.data, zero_gradient_block(&z->plan, k)),
                                        0, tensor_layer_elements(row) * row->element_bytes, z->main.stream));
         }
@@ -768,12 +755,9 @@ static inline void zero_idle_forward(ZeroGpu* z) {
 template <class T> static inline void zero_idle(ZeroGpu* z, MicroStep step) {
     zero_begin(z, step);
     zero_idle_forward(z);
-    const int S = z->plan.slices;
-    for (int l = zero_layers(&z->plan) - 1; l >= zero_first_layer_(&z->plan); l--) {
+    for (int l = zero_layers(&z->plan) - 1; l >= z->plan.first_block; l--) {
         zero_parameters(z, l, -1);
-        for (int i = S - 1; i >= 0; i--) {
-            zero_group_done<T>(z, 1 + l * S + i, step);
-        }
+        zero_group_done<T>(z, 1 + l, step);
     }
 }
 

@@ -26,10 +26,10 @@ from the classifier's (zero_plan_apart): as if it were one more group, after all
 parameters and state. Each rank then has all of the sum, and one addition an update joins the two.
 
 Two levels: W ranks are `replicas` of `shards` ranks each, for example those of a machine. A group
-is cut into `shards` slices, and a slice into one shard for each replica. (The slices of a layer,
-part.h, are others: each is a block here.) Slices move in every micro-step, and stay within a
-replica; for parameters and gradients "1/W" then means 1/shards. Once an update, the ranks with the
-same slice add up the sums of their replicas, shard by shard. With one level a slice is a shard.
+is cut into `shards` slices, and a slice into one shard for each replica. Slices move in every
+micro-step, and stay within a replica; for parameters and gradients "1/W" then means 1/shards. Once
+an update, the ranks with the same slice add up the sums of their replicas, shard by shard. With one
+level a slice is a shard.
 
 Divided experts: neighbors share the experts of a block, `experts` ranks, and a block is divided
 among the size / experts ranks that have the same ones. Group 0 is divided among all. A rank's
@@ -73,7 +73,6 @@ typedef struct {
     int rank, size;  // this rank; number of ranks, W: of a data group (grid.h)
     int shards;      // ranks of a replica: W with one level
     int groups;      // model_groups
-    int slices;      // blocks of a layer (tensors.h)
     int first_block; // lowest block with gradients (freeze.h); 0 in stage 3
     unsigned frozen; // bit i: row i of the parameters is in the frozen parts; 0 in stage 3
     // Sizes with padding, multiples of W * TENSOR_SHARD_UNIT: of group 0, of each other group, and
@@ -279,24 +278,30 @@ typedef struct {
 } ZeroRange;
 
 // Returns a bound for the number of ranges: one for each copy of each parameter.
-static inline int zero_max_ranges(ModelConfig cfg) {
-    return MODEL_PARAMETER_ROWS * cfg.L * model_slices(cfg);
-}
+static inline int zero_max_ranges(ModelConfig cfg) { return MODEL_PARAMETER_ROWS * cfg.L; }
 
 // Sets the ranges that this rank owns, in the order of files, and returns their number, at most
 // zero_max_ranges. `rows` lay out full arrays of any type.
 int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, ZeroRange* ranges);
 
-// A part of the shard arrays of gradients.
+// Elements of an array of gradients: `count` from `begin` on, and as many in each of `copies`
+// groups, which start `stride` elements apart.
 typedef struct {
-    size_t begin, count;
+    size_t begin, count, stride;
+    int copies;
 } ZeroSpan;
 
-enum { ZERO_SPANS = MODEL_PARAMETER_ROWS + 1 }; // at most
+enum { ZERO_SPANS = MODEL_PARAMETER_ROWS + 2 }; // at most
 
-// Sets the spans that count in the norm of the gradient of this rank, and returns their number:
-// all; of tensors that every rank with other slices has, too, only the rank with the first slice
-// counts. `rows` lay out gradients.
+// Sets the spans of the tensors that no tensor rank cuts and whose gradient in a rank is only that
+// of its tokens or heads, and returns their number. `rows` lay out gradients, of which an array has
+// a part. wpe is not among them: every tensor rank computes all of its gradient.
+int zero_part_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, ZeroCut cut,
+                    ZeroSpan spans[ZERO_SPANS]);
+
+// Sets the spans of this rank's shards that count in the norm of the gradient, and returns their
+// number, at least one: all; but tensors that no tensor rank cuts count only in the first of these
+// ranks.
 int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
                        ZeroSpan spans[ZERO_SPANS]);
 
@@ -373,7 +378,7 @@ typedef struct {
 // Returns the block of gradients that block k has in memory; blocks below first_block, which have
 // none, share the first.
 static inline int zero_gradient_block_cpu_(const ZeroPlan* plan, int k) {
-    return plan->experts * (plan->shares_buffer ? k % plan->slices : int_max(k - plan->first_block, 0));
+    return plan->experts * (plan->shares_buffer ? 0 : int_max(k - plan->first_block, 0));
 }
 
 // Returns the elements of the gradients that a backward pass writes to; `blocks` blocks at a time
@@ -391,7 +396,7 @@ void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, cons
 static inline float* zero_group_grads_(const Zero* z, int g) {
     const ZeroPlan* plan = &z->plan;
     const size_t block = (size_t)zero_gradient_block_cpu_(plan, g - 1) * plan->trained_block,
-                 blocks = zero_grads_elements(plan, plan->slices) - zero_embedding_elements_(plan);
+                 blocks = zero_grads_elements(plan, 1) - zero_embedding_elements_(plan);
     return z->grads + (g == plan->groups ? blocks : g > 0 ? plan->trained_once + block : 0);
 }
 
@@ -408,11 +413,11 @@ void zero_add_embedding_cpu(Zero* z);
 // backward pass has completed them: for the last block first, and for group 0 at the end.
 void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 
-// Returns the gradients, out of `all`, as slice i of layer l has them: .qkvw is its. Those of
-// frozen parameters are NULL.
-ModelParameters zero_gradients_at_slice_cpu(const Zero* z, ModelParameters all,
+// Returns the gradients, out of `all`, of layer l: .qkvw is its. Those of frozen parameters are
+// NULL.
+ModelParameters zero_gradients_at_layer_cpu(const Zero* z, ModelParameters all,
                                             const TensorRow* gradient_rows, ModelConfig cfg,
-                                            const Freeze* freeze, int l, int i);
+                                            const Freeze* freeze, int l);
 
 // Clears the gradients of the frozen parameters of the blocks of layer l. Where layers leave their
 // gradients in one place, it still has those of the layer before, and this layer's backward pass
@@ -428,7 +433,10 @@ void zero_idle_cpu(Zero* z, MicroStep step);
 // gradient_square_sum_cpu.
 static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
     for (int i = 0; i < z->num_counted; i++) {
-        gradient_square_sum_cpu(sum, z->shard + z->counted[i].begin, z->counted[i].count, partial);
+        const ZeroSpan span = z->counted[i];
+        for (size_t k = 0; k < (size_t)span.copies; k++) {
+            gradient_square_sum_cpu(sum, z->shard + span.begin + k * span.stride, span.count, partial);
+        }
     }
 }
 
@@ -499,7 +507,7 @@ void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int firs
     plan->first_block = first_block;
     const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
     plan->once = plan->trained_once = tensor_group_offset_bytes(rows, 1);
-    plan->block = plan->trained_block = (all - plan->once) / (size_t)model_blocks(cfg);
+    plan->block = plan->trained_block = (all - plan->once) / (size_t)model_copies(cfg);
     // the trained part ends at the first frozen row; an absent one may have any place
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
@@ -521,9 +529,7 @@ void zero_plan_apart(ZeroPlan* plan, ModelConfig cfg) {
 }
 
 ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards) {
-    ZeroPlan plan = {
-        stage, rank,       size, shards, model_groups(cfg), model_slices(cfg), 0, 0, 0, 0, 0, 0, 0,
-        0,     stage >= 2, 1,    1};
+    ZeroPlan plan = {stage, rank, size, shards, model_groups(cfg), 0, 0, 0, 0, 0, 0, 0, 0, stage >= 2, 1, 1};
     assert(0 <= rank && rank < size && size % shards == 0);
     zero_plan_freeze(&plan, cfg, 0, 0);
     return plan;
@@ -618,11 +624,6 @@ ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
     return piece;
 }
 
-// Returns the elements of a copy of a parameter in files.
-static size_t zero_copy_in_files_(const TensorRow* row, ModelConfig cfg, int k) {
-    return model_rows_of_copy(row, cfg, k) * row->cols;
-}
-
 // Returns the part of `tensor`, a copy of a parameter in full arrays, that this rank owns; its
 // count may be 0.
 static ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
@@ -648,7 +649,7 @@ int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, Ze
     size_t logical = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int k = 0; k < rows[i].layers; k++) {
-            const size_t elements = zero_copy_in_files_(&rows[i], cfg, k),
+            const size_t elements = model_rows_of_part(&rows[i], cfg) * rows[i].cols,
                          full =
                              (rows[i].offset_bytes + (size_t)k * rows[i].layer_bytes) / rows[i].element_bytes;
             const ZeroRange tensor = {
@@ -661,35 +662,56 @@ int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, Ze
     return count;
 }
 
-// Returns the part of [begin, end) of group 0 that is in this rank's shard.
-static ZeroSpan zero_span_in_shard_(const ZeroPlan* plan, size_t begin, size_t end) {
-    const size_t count = zero_shard_elements(plan, 0),
-                 shard = (size_t)zero_shard_of(plan, 0, plan->rank).part * count,
-                 from = begin > shard ? begin : shard, to = end < shard + count ? end : shard + count;
-    const ZeroSpan span = {from < to ? from - shard : 0, from < to ? to - from : 0};
+// Returns the elements begin ... end-1 of the trained part of group 0, or of all blocks, in an
+// array that has a part of each group.
+static ZeroSpan zero_span_(const ZeroPlan* plan, TensorPlace place, size_t begin, size_t end, ZeroCut cut) {
+    const int is_block = place == PLACE_BLOCK;
+    const size_t once = plan->trained_once / (size_t)cut.parts,
+                 count = is_block ? plan->trained_block / (size_t)cut.parts : once,
+                 first = (size_t)cut.part * count, from = begin > first ? begin : first,
+                 to = end < first + count ? end : first + count;
+    const ZeroSpan span = {(is_block ? once : 0) + (from < to ? from - first : 0), from < to ? to - from : 0,
+                           count, is_block ? plan->groups - 1 - plan->first_block : 1};
     return span;
+}
+
+static ZeroSpan zero_tensor_span_(const ZeroPlan* plan, const TensorRow* row, ZeroCut cut) {
+    const size_t begin = tensor_offset_in_group(row) / row->element_bytes;
+    return zero_span_(plan, row->place, begin, begin + tensor_room_in_group(row), cut);
+}
+
+int zero_part_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, ZeroCut cut,
+                    ZeroSpan spans[ZERO_SPANS]) {
+    int count = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && model_is_cut(cfg); i++) {
+        const TensorRow* row = &rows[i];
+        if (row->split == SPLIT_NONE && row->kind != KIND_EMBEDDING && row->layers > 0 &&
+            zero_has_row(plan, i)) {
+            spans[count] = zero_tensor_span_(plan, row, cut);
+            count += spans[count].count > 0;
+        }
+    }
+    return count;
 }
 
 int zero_counted_spans(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
                        ZeroSpan spans[ZERO_SPANS]) {
-    const size_t once = zero_shard_elements(plan, 0), all = zero_shard_begin(plan, plan->groups);
-    const ZeroSpan whole = {0, all}, blocks = {once, all - once};
-    int count = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && cfg.part.first_slice > 0; i++) {
-        const TensorRow* row = &rows[i];
-        if (row->place == PLACE_ONCE && row->split != SPLIT_NONE && row->layers > 0 &&
-            zero_has_row(plan, i)) {
-            const size_t begin = row->offset_bytes / row->element_bytes;
-            spans[count] = zero_span_in_shard_(plan, begin, begin + tensor_room_in_group(row));
+    const ZeroCut own = zero_shard_of(plan, 0, plan->rank);
+    const int is_first = cfg.part.tensor_rank == 0;
+    const ZeroSpan all = {0, is_first ? zero_shard_begin(plan, plan->groups) : 0, 0, 1};
+    int count = 1;
+    spans[0] = all;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && !is_first; i++) {
+        if (rows[i].split != SPLIT_NONE && rows[i].layers > 0 && zero_has_row(plan, i)) {
+            spans[count] = zero_tensor_span_(plan, &rows[i], own);
             count += spans[count].count > 0;
         }
     }
-    spans[count++] = cfg.part.first_slice > 0 ? blocks : whole;
     return count;
 }
 
 ZeroWte zero_wte_in_shard(const ZeroPlan* plan) {
-    const ZeroSpan own = zero_span_in_shard_(plan, 0, plan->embedding);
+    const ZeroSpan own = zero_span_(plan, PLACE_ONCE, 0, plan->embedding, zero_shard_of(plan, 0, plan->rank));
     const size_t shard = (size_t)zero_shard_of(plan, 0, plan->rank).part * zero_shard_elements(plan, 0);
     const ZeroWte wte = {own.begin, shard + own.begin, own.count};
     return wte;
@@ -699,7 +721,7 @@ ZeroWte zero_wte_in_shard(const ZeroPlan* plan) {
 // pass, and in every other pass all but those of the two layers with which the pass before it
 // ended.
 static double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
-    const int blocks = plan->groups - 1, kept = 2 * plan->slices, later = blocks > kept ? blocks - kept : 0;
+    const int blocks = plan->groups - 1, later = blocks > 2 ? blocks - 2 : 0;
     return (double)plan->block * (blocks + (2.0 * (double)micro_steps - 1) * later);
 }
 
@@ -834,12 +856,11 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
     }
 }
 
-ModelParameters zero_gradients_at_slice_cpu(const Zero* z, ModelParameters all,
+ModelParameters zero_gradients_at_layer_cpu(const Zero* z, ModelParameters all,
                                             const TensorRow* gradient_rows, ModelConfig cfg,
-                                            const Freeze* freeze, int l, int i) {
-    const int k = model_group_of_slice(cfg, l, i) - 1;
-    ModelParameters grads =
-        model_parameters_in_block(all, gradient_rows, l, i, zero_gradient_block_cpu_(&z->plan, k));
+                                            const Freeze* freeze, int l) {
+    const int k = zero_gradient_block_cpu_(&z->plan, model_copy(cfg, l));
+    ModelParameters grads = model_parameters_in_block(all, gradient_rows, l, k);
     for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
         if (freeze_has(freeze, row, l)) {
             // the pointer of this row, grads.qkvw for example
@@ -849,20 +870,13 @@ ModelParameters zero_gradients_at_slice_cpu(const Zero* z, ModelParameters all,
     return grads;
 }
 
-// Clears a tensor of all slices of a layer.
-static void zero_clear_tensor_cpu_(Zero* z, const TensorRow* row) {
-    for (int i = 0; i < row->slices; i++) {
-        memset(tensor_at_layer(row, z->grads, i), 0, tensor_layer_elements(row) * sizeof(float));
-    }
-}
-
 void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig cfg, const Freeze* freeze,
                            int l) {
-    const int clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, model_group_of_slice(cfg, l, 0));
+    const int clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, model_group(cfg, l));
     for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
         const TensorRow* row = &gradient_rows[i];
         if (row->place == PLACE_BLOCK && zero_has_row(&z->plan, i) && freeze_has(freeze, i, l)) {
-            zero_clear_tensor_cpu_(z, row);
+            memset(tensor_at_layer(row, z->grads, 0), 0, tensor_layer_elements(row) * sizeof(float));
         }
     }
 }

@@ -197,9 +197,8 @@ static inline int fit_tries_grid_(const Settled* s, GridShape shape) {
 static inline void fit_add_grids_(FitWays* ways, const Settled* s, const FitDevice* device) {
     const Options* o = &s->options;
     const GridRun run = setup_grid_run(s);
-    const int slices = options_given(o, "tensor-slices") ? o->ranks.slices : 0;
-    GridShape shape = {0, 0, 0, 0, 0, o->ranks.experts};
-    while (grid_next(&shape, &run, slices)) {
+    GridShape shape = {0, 0, 0, 0, o->ranks.experts};
+    while (grid_next(&shape, &run)) {
         if (fit_tries_grid_(s, shape)) {
             fit_add_grid_(ways, s, shape, device);
         }
@@ -319,9 +318,9 @@ static inline void fit_print_grids(FILE* file, const Settled* s, const FitGrids*
             fit_print_way_(file, s, &grids->ways[i], i == choice ? ": --fit auto" : "");
         }
     }
-    if (grids->ways[choice].shape.slices > 1) {
-        fprintf(file, "fit: %d slices of each matrix: other last bits than with another number of slices\n",
-                grids->ways[choice].shape.slices);
+    if (grids->ways[choice].shape.tensor > 1) {
+        fprintf(file, "fit: %d tensor ranks: other last bits than with another number of them\n",
+                grids->ways[choice].shape.tensor);
     }
 }
 

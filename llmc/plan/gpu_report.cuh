@@ -17,7 +17,7 @@ The memory bandwidth is the published one, or is computed from the memory's cloc
 #include "llmc/base/clock.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/log/log.h"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/gpu/nvml.h"
 #include "llmc/layers/layer_cost.h"
 #include "llmc/setup/options_table.h"

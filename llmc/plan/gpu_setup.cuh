@@ -17,7 +17,7 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
-#include "llmc/ops/matmul.cuh"
+#include "llmc/ops/matmul_plans.cuh"
 #include "llmc/ops/matmul_fp8.cuh"
 #include "llmc/setup/settled.h"
 
@@ -155,17 +155,18 @@ static inline const char* gpu_setup_graphless_(const Settled* s) {
                                                    : "with two kinds of groups; --graph on tries it";
 }
 
-// Says that graphs are off in this grid. Turns --autotune off in a pipeline: rank 0, which chooses
-// for all, does not have the matmuls of other stages.
-static inline void gpu_setup_grid(Settled* s) {
-    const int is_piped = s->ranks.grid.shape.pipeline > 1;
+// Returns the settings for this grid. Says that graphs are off in it. Turns --autotune off in a
+// pipeline: rank 0, which chooses for all, does not have the matmuls of other stages.
+static inline Settled gpu_setup_grid(const Settled* s) {
+    Settled chosen = *s;
     if (!gpu_setup_graph(s) && s->options.memory.graph == OPTION_AUTO) {
         printf("graph: off, %s\n", gpu_setup_graphless_(s));
     }
-    if (is_piped && s->options.memory.autotune) {
+    if (s->ranks.grid.shape.pipeline > 1 && s->options.memory.autotune) {
         printf("autotune: off, in a pipeline\n");
-        s->options.memory.autotune = 0;
+        chosen.options.memory.autotune = 0;
     }
+    return chosen;
 }
 
 // Returns which matmuls fuse GELU. A forward matmul applies GELU before it rounds its result, but a

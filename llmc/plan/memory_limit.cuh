@@ -2,7 +2,7 @@
 memory_limit.cuh -- the GPU memory that a run may take: the settings that depend on it, and the
 check that the run fits.
 
-    memory_connect    opens NCCL before the rest is planned: its memory is measured, not computed
+    memory_connected  opens NCCL before the rest is planned: its memory is measured, not computed
     memory_choose     decides --fit, --recompute auto and --logits-chunk auto, and prints why
     memory_require    ends the program if the run does not fit, and says what would
 
@@ -104,7 +104,7 @@ static inline size_t memory_usable_(const Settled* s) {
 
 // Connects the GPUs of several ranks for the coming run. Prints and returns the bytes of this GPU's
 // memory that NCCL takes. Collective.
-static inline size_t memory_connect(const Settled* s, Comm* comm) {
+static inline size_t memory_connect_(const Settled* s, Comm* comm) {
     Gpu gpu;
     gpu_open(&gpu, s->options.memory.device);
     const size_t before = memory_free_(s->options.memory.device);
@@ -120,6 +120,15 @@ static inline size_t memory_connect(const Settled* s, Comm* comm) {
                         "NCCL_LAUNCH_ORDER_IMPLICIT=1)"
                       : "");
     return bytes;
+}
+
+// Returns the settings with the memory that NCCL takes; a plan opens none. Collective.
+static inline Settled memory_connected(const Settled* s, Comm* comm) {
+    Settled connected = *s;
+    if (comm->size > 1 && !s->options.plan) {
+        connected.nccl_bytes = memory_connect_(s, comm);
+    }
+    return connected;
 }
 
 static inline int memory_least_recompute_(const Settled* s) {

@@ -28,22 +28,19 @@ static inline void plan_describe_gpu_(TrainerPlan* plan, const Options* o) {
 // Sets *plan, and returns the settings with everything decided that depends on the GPU. Ends the
 // program if the run does not fit into its memory. Collective.
 static inline Settled plan_on_gpu(TrainerPlan* plan, const Settled* settled, PlanModel model, Comm* comm) {
-    Settled s = gpu_setup(settled, comm);
-    plan_describe_gpu_(plan, &s.options);
+    const Settled on_gpu = gpu_setup(settled, comm);
+    plan_describe_gpu_(plan, &on_gpu.options);
     plan->copy.pin = gpu_pin;
     plan->copy.unpin = gpu_unpin;
     plan->loss_scale = DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
-    s = memory_choose_grid(&s, comm, &plan->rates, model);
-    gpu_setup_grid(&s);
-    if (comm->size > 1 && !s.options.plan) {
-        s.nccl_bytes = memory_connect(&s, comm);
+    const Settled divided = memory_choose_grid(&on_gpu, comm, &plan->rates, model),
+                  in_grid = gpu_setup_grid(&divided), connected = memory_connected(&in_grid, comm),
+                  chosen = memory_choose(&connected, comm, &plan->rates, model);
+    if (!chosen.options.plan) {
+        memory_require(&chosen, model);
     }
-    s = memory_choose(&s, comm, &plan->rates, model);
-    if (!s.options.plan) {
-        memory_require(&s, model);
-    }
-    plan->model = plan_model(model, &s);
-    return s;
+    plan->model = plan_model(model, &chosen);
+    return chosen;
 }
 
 // Sets *peak_mib to the most memory that the run ever held on the GPU, and *beside_mib to the

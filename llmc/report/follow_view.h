@@ -110,7 +110,6 @@ static void follow_task_(FILE* file, const RecordEvent* event) {
     follow_number_(file, "acc %.4f", event->values[RECORD_ACC]);
     follow_number_(file, "acc_norm %.4f", event->values[RECORD_ACC_NORM]);
     follow_number_(file, "acc_bytes %.4f", event->values[RECORD_ACC_BYTES]);
-    follow_number_(file, "centered %.4f", event->values[RECORD_CENTERED]);
     follow_number_(file, "loss %.4f", event->values[RECORD_VALUE_LOSS]);
     follow_number_(file, "%.4f bpb", event->values[RECORD_BPB]);
 }
@@ -130,9 +129,6 @@ static void follow_words_(FILE* file, const RecordEvent* event) {
         break;
     case RECORD_TASK:
         follow_task_(file, event);
-        break;
-    case RECORD_CORE:
-        fprintf(file, "CORE %.4f", event->values[RECORD_CORE_VALUE]);
         break;
     case RECORD_SAMPLE:
         fputs("sample:", file);

@@ -52,8 +52,6 @@ typedef enum { RECORD_SERIES(WORDS_VALUE) RECORD_NUM_SERIES_ } RecordSeries;
     X(RECORD_ACC,        "acc")       \
     X(RECORD_ACC_NORM,   "acc_norm")  \
     X(RECORD_ACC_BYTES,  "acc_bytes") \
-    X(RECORD_CENTERED,   "centered")  \
-    X(RECORD_CORE_VALUE, "core")      \
     X(RECORD_SHARE,      "share")     /* of a source of data, like the next two */ \
     X(RECORD_GIVEN,      "tokens")    \
     X(RECORD_EPOCHS,     "epochs")    \
@@ -68,7 +66,6 @@ typedef enum { RECORD_VALUES(WORDS_VALUE) RECORD_NUM_VALUES_ } RecordValue;
     X(RECORD_SET,      "set")      /* a validation set with a name */ \
     X(RECORD_SOURCE,   "source")   \
     X(RECORD_TASK,     "task")     \
-    X(RECORD_CORE,     "core")     \
     X(RECORD_SAMPLE,   "sample")   \
     X(RECORD_SAVE,     "save")     \
     X(RECORD_WARNING,  "warning")  \

@@ -555,8 +555,7 @@ static void report_tables_(FILE* file, const ReportRuns* r) {
                                       "Task",
                                       {{"Accuracy", "%.4f", RECORD_ACC, 1},
                                        {"by loss per token", "%.4f", RECORD_ACC_NORM, 1},
-                                       {"by loss per byte", "%.4f", RECORD_ACC_BYTES, 1},
-                                       {"centered (CORE)", "%.4f", RECORD_CENTERED, 1}}};
+                                       {"by loss per byte", "%.4f", RECORD_ACC_BYTES, 1}}};
     static const ReportLast_ sets = {
         RECORD_SET,
         "Validation sets",

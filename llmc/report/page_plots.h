@@ -605,8 +605,6 @@ static void report_loads_(FILE* file, const ReportRuns* runs, int which) {
 void report_plots(FILE* file, const ReportRuns* runs) {
     static const ReportRow_ bpb = {
         "bpb", "Bits per byte", "validation, logarithmic", RECORD_LOSS, -1, PLOT_LOG, 0, REPORT_RAW_, 0};
-    static const ReportRow_ core = {"core", "CORE", "mean centered accuracy", RECORD_LOSS, -1, PLOT_LINEAR, 0,
-                                    0,      0};
     fputs("<div class=\"plots\">\n", file);
     report_loss_(file, runs, &REPORT_LOSS_, 0);
     if (report_has_trend_(runs)) {
@@ -623,7 +621,6 @@ void report_plots(FILE* file, const ReportRuns* runs) {
     for (int i = 0; i < runs->count; i++) {
         report_loads_(file, runs, i);
     }
-    report_event_plot_(file, runs, &core, RECORD_CORE, RECORD_CORE_VALUE, NULL);
     report_tasks_(file, runs);
     fputs("</div>\n", file);
 }

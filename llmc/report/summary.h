@@ -123,10 +123,6 @@ static void fact_last_bpb_(char text[FACT_BYTES], const Record* run) {
     fact_val_(text, record_last(run, RECORD_VAL), RECORD_BPB);
 }
 
-static void fact_core_(char text[FACT_BYTES], const Record* run) {
-    fact_val_(text, record_last(run, RECORD_CORE), RECORD_CORE_VALUE);
-}
-
 static void fact_floor_(char text[FACT_BYTES], const Record* run) {
     if (isfinite(run->floor)) {
         snprintf(text, FACT_BYTES, "%.4f", run->floor);
@@ -224,7 +220,6 @@ const Fact FACTS[] = {
     {"Bits per byte, best", fact_best_bpb_},
     {"Bits per byte, last", fact_last_bpb_},
     {"Validated on", fact_covers_},
-    {"CORE, last", fact_core_},
     {"Floor", fact_floor_},
     {"Last training loss", fact_train_loss_},
     {"Updates", fact_updates_},

@@ -1,5 +1,5 @@
 /*
-evaluation.h -- evaluates the model on tasks: --tasks, --hellaswag, --core and --perplexity.
+evaluation.h -- evaluates the model on tasks: --tasks, --hellaswag and --perplexity.
 
 The tasks are read before any work. All ranks of the run evaluate them together: of n data ranks
 (grid.h), rank k mod n evaluates micro-batch k of a task's rows, in step k div n. Rows hold whole
@@ -83,8 +83,6 @@ void evaluation_close(Evaluation* e);
 #include "llmc/base/file.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/enum_words.h"
-#include "llmc/data/core_bundle.h"
-#include "llmc/data/core_tasks.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/eval_task_files.h"
 #include "llmc/data/token_files.h"
@@ -110,16 +108,6 @@ static void evaluation_add_files_(Evaluation* e, const char* list, TaskSettings 
         globfree(&files);
     }
     free(items);
-}
-
-// Adds the tasks of CORE.
-static void evaluation_add_core_(Evaluation* e, const char* directory, TaskSettings settings) {
-    CoreBundle bundle;
-    core_bundle_open(&bundle, directory);
-    for (int i = 0; i < bundle.count; i++) {
-        core_task_open(evaluation_add_(e), &bundle.tasks[i], directory, settings);
-    }
-    core_bundle_close(&bundle);
 }
 
 // Adds the windows of a text. Its first token is end-of-text, unless --start-token is off.
@@ -148,7 +136,7 @@ static void evaluation_add_text_(Evaluation* e, const RunData* data, const Optio
 
 void evaluation_open(Evaluation* e, const RunData* data, const Options* options, int V) {
     const Tokenizer* tokenizer = data->has_tokenizer ? &data->tokenizer : NULL;
-    const TaskSettings settings = {tokenizer, V, run_data_eot(data, V), options->batch.seq_len,
+    const TaskSettings settings = {tokenizer, run_data_eot(data, V), options->batch.seq_len,
                                    (size_t)options->tasks.max};
     memset(e, 0, sizeof(*e));
     e->B = options->batch.size;
@@ -163,9 +151,6 @@ void evaluation_open(Evaluation* e, const RunData* data, const Options* options,
     }
     if (options->tasks.files[0]) {
         evaluation_add_files_(e, options->tasks.files, settings);
-    }
-    if (options->tasks.core[0]) {
-        evaluation_add_core_(e, options->tasks.core, settings);
     }
     if (options->tasks.perplexity[0]) {
         evaluation_add_text_(e, data, options, tokenizer, settings.eot);
@@ -295,8 +280,6 @@ static void evaluation_write_(const Evaluation* e, FileWriter* scores, const Tas
 // Evaluates all tasks, and writes each one to the log and, unless NULL, to `scores`. Returns 0 if
 // the run should stop.
 static int evaluation_run_all_(Evaluation* e, const EvaluationRun* run, int64_t step, FileWriter* scores) {
-    double centered = 0;
-    int count = 0; // tasks of CORE
     for (int i = 0; i < e->count; i++) {
         const Task* task = &e->tasks[i];
         if (!evaluation_run_(e, run, task, step)) {
@@ -304,14 +287,9 @@ static int evaluation_run_all_(Evaluation* e, const EvaluationRun* run, int64_t 
         }
         const TaskScore score = task_score(task, e->results);
         log_task(run->log, step, task->name, &score);
-        centered += isfinite(score.centered) ? score.centered : 0;
-        count += isfinite(score.centered);
         if (scores) {
             evaluation_write_(e, scores, task, step);
         }
-    }
-    if (count > 0) {
-        log_core(run->log, step, centered / count, count);
     }
     return 1;
 }

@@ -241,7 +241,7 @@ static int generate_chat_prompt_(Generate* g) {
     const int T = g->options.batch.seq_len, starts = g->options.samples.start_token != 0;
     const int answer = g->options.texts.tokens < T / 4 ? g->options.texts.tokens : T / 4;
     int forgotten;
-    g->ids[0] = run_data_eot(&g->run->data, g->run->settled.cfg.V);
+    g->ids[0] = run_data_eot(&g->run->data, g->run->settled->cfg.V);
     const int count = dialog_prompt(&g->dialog, g->ids + starts, T - starts - answer, &forgotten);
     g->count = count + starts;
     if (forgotten > 0) {
@@ -279,7 +279,7 @@ static void generate_answer_(Generate* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
     char error[ERROR_BYTES];
     if (!run_data_try_prompt(g->ids, &g->count, g->options.batch.seq_len, &g->run->data, &g->options,
-                             g->run->settled.cfg.V, line, bytes, error)) {
+                             g->run->settled->cfg.V, line, bytes, error)) {
         fprintf(stderr, "note: %s\n", error);
         return;
     }
@@ -388,7 +388,7 @@ static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
     snprintf(place, sizeof(place), "%s:%d", g->options.texts.prompts, number);
     CHECK(generate_try_parse_(p, line, bytes, place, error), "%s", error);
     CHECK(run_data_try_prompt(g->ids, &p->count, g->options.batch.seq_len, &g->run->data, &g->options,
-                              g->run->settled.cfg.V, p->text, p->bytes, error),
+                              g->run->settled->cfg.V, p->text, p->bytes, error),
           "%s: %s", place, error);
     p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
     memcpy(p->ids, g->ids, (size_t)p->count * sizeof(int));
@@ -548,36 +548,36 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
 // Decides the settings and reads the prompts: everything that can still be refused.
 static void generate_setup_(Generate* g, Ranks ranks) {
     Run* run = g->run;
-    run->model_path = model_path_find(&run->given, run->newest);
-    run_check_outputs(run, &run->given);
+    run->model_path = model_path_find(run->given, run->newest);
+    run_check_outputs(run, run->given);
     const SettleInput input = {.ranks = ranks,
                                .dtype = run->trainer->dtype,
                                .model_path = run->model_path,
                                .found = setup_read_model(run->model_path)};
-    settle(&run->settled, &run->data, &run->given, &input);
-    g->options = run->settled.options;
+    const Settled s = settle(&run->data, run->given, &input);
+    g->options = s.options;
     const Options* o = &g->options;
     run_agree_on_files(run, o);
     g->ids = (int*)check_alloc((size_t)o->batch.seq_len + 1, sizeof(int), "prompt");
     if (o->texts.prompts[0]) {
         generate_read_(g);
     } else {
-        g->count = (options_given(o, "suffix") ? run_data_infill : run_data_prompt)(
-            g->ids, o->batch.seq_len, &run->data, o, run->settled.cfg.V);
+        g->count = (options_given(o, "suffix") ? run_data_infill : run_data_prompt)(g->ids, o->batch.seq_len,
+                                                                                    &run->data, o, s.cfg.V);
     }
     generate_open_chat_(g);
+    run_decide(run, &s);
 }
 
 void generate_open(Run* run, Ranks ranks) {
     Generate* g = (Generate*)check_alloc(1, sizeof(Generate), "generation");
     signals_release();
-    generate_check_options_(&run->given, &run->comm);
+    generate_check_options_(run->given, &run->comm);
     run->generate = g;
     g->run = run;
     generate_setup_(g, ranks);
-    run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
     fprintf(generate_notes_(g), "%s\n", run->model_path);
-    plan_print_memory(generate_notes_(g), &run->settled, &run->plan.model.memory);
+    plan_print_memory(generate_notes_(g), run->settled, &run->plan.model.memory);
     if (g->is_chat) {
         fprintf(stderr, "chat: %s%s; /reset starts another\n", g->dialog.marks.format.layout->name,
                 g->dialog.marks.is_text ? ", its marks as plain text" : "");
@@ -585,7 +585,7 @@ void generate_open(Run* run, Ranks ranks) {
 }
 
 void generate_texts(Run* run, Model* model) {
-    const Options* o = &run->given;
+    const Options* o = run->given;
     Generate* g = run->generate;
     run_set_model(run, model);
     load_model(&run->files, run->model_path, (HfWeights)o->model.weights, o->data.seed, NULL, NULL);

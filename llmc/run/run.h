@@ -55,11 +55,11 @@ typedef struct Generate Generate; // generate.h
 // A run of the program.
 typedef struct {
     const Trainer* trainer;
-    const char* program;  // name it was called by
-    char* const* command; // as it was typed, NULL after the last word
-    const char* launcher; // program that started the ranks, "mpirun"
-    Options given;        // options as parsed
-    Settled settled;
+    const char* program;    // name it was called by
+    char* const* command;   // as it was typed, NULL after the last word
+    const char* launcher;   // program that started the ranks, "mpirun"
+    const Options* given;   // options as parsed
+    const Settled* settled; // all decisions made (run_decide); NULL before
     RunData data;
     Resume resume;
     char* kept_config; // fields of the model's config.json that checkpoints keep; NULL: none
@@ -110,7 +110,14 @@ typedef struct {
     int is_stopping;                  // a signal has stopped a validation, a task or a sample
     // reason for rolling back
     char divergence[SESSION_REASON_BYTES];
+
+    // what `given` and `settled` point to; written once, by run_open and run_decide
+    Options given_;
+    Settled settled_;
 } Run;
+
+// Makes the decisions that depend on the device, the last ones, and plans the run.
+void run_decide(Run* run, const Settled* s);
 
 // Sets the model, which is open.
 void run_set_model(Run* run, Model* model);
@@ -235,8 +242,13 @@ enum { RUN_BAD_DATA_ = 4 }; // a data file has changed; a flag beyond those of s
 // same numbers.
 static int run_agree_(Run* run, int asks) { return comm_any(&run->comm, asks); }
 
+void run_decide(Run* run, const Settled* s) {
+    run->settled_ = run->trainer->plan(&run->plan, s, run->trainer->model, &run->comm);
+    run->settled = &run->settled_;
+}
+
 void run_set_model(Run* run, Model* model) {
-    const Settled* s = &run->settled;
+    const Settled* s = run->settled;
     const ModelFiles files = {model,          run->trainer->access, settled_part(s), s->optimizer,
                               s->saved_dtype, run->plan.in_place,   &run->comm,      NULL};
     run->model = model;
@@ -255,23 +267,23 @@ typedef struct {
 // Returns the number of micro-steps of an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences) {
     const MicroSteps steps =
-        micro_steps(sequences, run->settled.options.batch.size, run->settled.ranks.grid.shape.data);
+        micro_steps(sequences, run->settled->options.batch.size, run->settled->ranks.grid.shape.data);
     return micro_steps_count(&steps);
 }
 
 int64_t run_batch(const Run* run) {
-    const Stages batches = settled_batches(&run->settled.options);
+    const Stages batches = settled_batches(&run->settled->options);
     return stages_at(&batches, run->state.step);
 }
 
 int run_length(const Run* run) {
-    const Stages lengths = settled_lengths(&run->settled.options);
+    const Stages lengths = settled_lengths(&run->settled->options);
     return (int)stages_at(&lengths, run->state.step);
 }
 
 // Returns the report of rank r, after they were gathered.
 static RankReport* run_report_of_(const Run* run, int r, int64_t micro_steps) {
-    return (RankReport*)((char*)run->reports + (size_t)r * rank_report_bytes(&run->settled, micro_steps));
+    return (RankReport*)((char*)run->reports + (size_t)r * rank_report_bytes(run->settled, micro_steps));
 }
 
 // Sums up the statistics of all ranks' routers, and the losses and targets of sources, in the
@@ -291,13 +303,13 @@ static void run_add_up_parts_(const Run* run, int64_t micro_steps) {
 static void run_be_silent_(Run* run, int64_t micro_steps) {
     const WideSum none = {0, 0};
     RankReport* report = run->report;
-    if (!grid_tells(&run->settled.ranks.grid)) {
+    if (!grid_tells(&run->settled->ranks.grid)) {
         report->divergence = none;
         report->counted = report->flops = report->target_bytes = 0;
         memset(rank_report_sources(report), 0, 2 * report->sources * sizeof(double));
         memset(rank_report_losses(report), 0, (size_t)micro_steps * sizeof(double));
     }
-    if (run->settled.ranks.grid.tensor_rank > 0) { // each stage has routers of its own
+    if (run->settled->ranks.grid.tensor_rank > 0) { // each stage has routers of its own
         memset(report + 1, 0, report->statistics * sizeof(double));
     }
 }
@@ -308,7 +320,7 @@ static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
     RunUpdate_ sum = {0, 0, 0, 0, 0, 0, 0};
     WideSum square_sum = {0, 0}, divergence = {0, 0};
     run_be_silent_(run, micro_steps);
-    comm_all_gather(&run->comm, run->reports, run->report, rank_report_bytes(&run->settled, micro_steps));
+    comm_all_gather(&run->comm, run->reports, run->report, rank_report_bytes(run->settled, micro_steps));
     for (int r = 0; r < run->comm.size; r++) {
         const RankReport* report = run_report_of_(run, r, micro_steps);
         wide_sum_merge(&square_sum, report->square_sum);
@@ -367,45 +379,23 @@ static void run_add_checksum_(Run* run, uint64_t* sum, size_t begin, size_t coun
     }
 }
 
-// Compares the tensors that are not cut, which all ranks of a group have.
+// Compares the tensors that are not cut, which all ranks of a group have. In stage 3 ranks have
+// only shards of blocks.
 static void run_compare_whole_(Run* run, const TensorRow* rows, GridGroup group, const char* parameters) {
     uint64_t sum = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (rows[i].split == SPLIT_NONE) {
-            run_add_checksum_(run, &sum, rows[i].offset_bytes, tensor_bytes_in_group(&rows[i]));
+        const TensorRow* row = &rows[i];
+        const int is_here = row->place == PLACE_ONCE || run->settled->zero.stage < 3;
+        for (int k = 0; k < row->layers && row->split == SPLIT_NONE && is_here; k++) {
+            run_add_checksum_(run, &sum, row->offset_bytes + (size_t)k * row->layer_bytes,
+                              array_bytes(tensor_layer_elements(row), row->element_bytes));
         }
     }
-    run_compare_(run, grid_member(&run->settled.ranks.grid, group).first, parameters, sum);
+    run_compare_(run, grid_member(&run->settled->ranks.grid, group).first, parameters, sum);
 }
 
 // Returns a color that no other rank has.
 static int run_own_color_(const Run* run) { return -1 - run->comm.rank; }
-
-// Compares the copies that the ranks of a tensor group have of head `head` of keys and values
-// (part.h). In stage 3 they have only shards of them.
-static void run_compare_head_(Run* run, const TensorRow* rows, int head) {
-    const ModelConfig cfg = run->settled.part;
-    const int slices = model_slices(cfg), share = cfg.part.keys_share;
-    int i = 0, color = run_own_color_(run);
-    uint64_t sum = 0;
-    while (i < slices && (cfg.part.first_slice + i) / share != head) {
-        i++;
-    }
-    if (i < slices) {
-        color = grid_member(&run->settled.ranks.grid, GRID_TENSOR).first;
-    }
-    for (int r = 0; r < MODEL_PARAMETER_ROWS && i < slices; r++) {
-        const TensorRow* row = &rows[r];
-        const size_t cols = row->rows == 1 ? 1 : row->cols, bytes = cols * row->element_bytes;
-        for (int k = i; row->split == SPLIT_HEADS && k < row->layers; k += slices) {
-            run_add_checksum_(run, &sum,
-                              row->offset_bytes + (size_t)k * row->layer_bytes +
-                                  (size_t)model_heads(cfg) * bytes,
-                              2 * (size_t)model_keys(cfg) * bytes);
-        }
-    }
-    run_compare_(run, color, "the heads of keys that slices share", sum);
-}
 
 // Compares the copies of wte of the first and the last stage, if they have some.
 static void run_compare_wte_(Run* run, const TensorRow* rows) {
@@ -417,20 +407,20 @@ static void run_compare_wte_(Run* run, const TensorRow* rows) {
     run_add_checksum_(run, &sum, wte->offset_bytes, tensor_bytes_in_group(wte));
     run_compare_(run,
                  tensor_is_absent(wte) ? run_own_color_(run)
-                                       : grid_member(&run->settled.ranks.grid, GRID_PIPE).first,
+                                       : grid_member(&run->settled->ranks.grid, GRID_PIPE).first,
                  "wte of the first and the last stage", sum);
 }
 
 // Compares what several ranks have: before the model is used, and at each validation and save. It
 // differs if a rank has read another file, has a memory error, or computes differently.
 void run_agree_on_parameters(Run* run) {
-    const Grid* grid = &run->settled.ranks.grid;
-    const ModelConfig cfg = run->settled.part;
+    const Grid* grid = &run->settled->ranks.grid;
+    const ModelConfig cfg = run->settled->part;
     TensorRow rows[MODEL_PARAMETER_ROWS];
     if (run->comm.size == 1) {
         return;
     }
-    zero_parameter_rows(rows, &run->settled.zero, cfg, safetensors_dtype_bytes(run->trainer->dtype));
+    zero_parameter_rows(rows, &run->settled->zero, cfg, safetensors_dtype_bytes(run->trainer->dtype));
     const int divides_experts = grid_experts(grid->shape) > 1;
     run_compare_(run, grid_member(grid, divides_experts ? GRID_SAME_EXPERTS : GRID_DATA).first,
                  "the parameters", run->trainer->checksum(run->model, all_parameters()));
@@ -438,12 +428,7 @@ void run_agree_on_parameters(Run* run) {
         run_compare_whole_(run, rows, GRID_DATA, "the parameters that are no experts");
     }
     if (grid->shape.tensor > 1) {
-        run_compare_whole_(run, rows, GRID_TENSOR, "the parameters that are not sliced");
-    }
-    for (int head = 0; grid->shape.tensor > 1 && run->settled.zero.stage < 3 && cfg.part.keys_share > 1 &&
-                       head < model_key_heads(run->settled.cfg);
-         head++) {
-        run_compare_head_(run, rows, head);
+        run_compare_whole_(run, rows, GRID_TENSOR, "the parameters that tensor ranks do not cut");
     }
     if (grid->shape.pipeline > 1) {
         run_compare_wte_(run, rows);
@@ -451,7 +436,7 @@ void run_agree_on_parameters(Run* run) {
 }
 
 void run_open_generator(Run* run, Model* model, const Options* options) {
-    const Settled* s = &run->settled;
+    const Settled* s = run->settled;
     const GeneratorModel functions = {model,     run->trainer->prefill,  run->trainer->decode, s->cfg.V,
                                       s->cfg.Vp, options->batch.seq_len, s->decode_batch};
     generator_open(&run->generator, functions, &run->data, options);
@@ -568,7 +553,7 @@ typedef struct {
 
 // Returns micro-batch k of the update, whose reports were gathered.
 static RunMicroBatch_ run_micro_batch_(const Run* run, int64_t micro_steps, int64_t k) {
-    const GridShape shape = run->settled.ranks.grid.shape;
+    const GridShape shape = run->settled->ranks.grid.shape;
     RunMicroBatch_ batch = {dataloader_micro_batch(run->train, run->first_sequence, k), 0, -1};
     for (int r = 0; r < run->comm.size; r++) {
         const Grid grid = grid_of(shape, r);
@@ -585,7 +570,7 @@ static RunMicroBatch_ run_micro_batch_(const Run* run, int64_t micro_steps, int6
 // Returns which data an update had whose loss or gradient is bad, in words that the caller frees:
 // the first micro-batch whose loss is not finite, or else the one with the highest.
 static char* run_find_fault_(const Run* run) {
-    const int64_t micro_steps = run_micro_steps(run, run_batch(run) / run->settled.options.batch.seq_len),
+    const int64_t micro_steps = run_micro_steps(run, run_batch(run) / run->settled->options.batch.seq_len),
                   count = (run->train->settings.sequences + run->train->B - 1) / run->train->B;
     RunMicroBatch_ worst = run_micro_batch_(run, micro_steps, 0);
     TextBuffer text;
@@ -610,7 +595,7 @@ static char* run_find_fault_(const Run* run) {
 static int64_t run_averaged_(const Run* run) { return run->state.updates - run->state.average_from; }
 
 static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
-    const Options* o = &run->settled.options;
+    const Options* o = &run->settled->options;
     RunState* state = &run->state;
     // The loss has a factor of 1 / batch for each token; it should be 1 / counted.
     const double batch = (double)run_batch(run), factor = targets_factor(batch, update->counted);
@@ -620,7 +605,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     memset(&verdict, 0, sizeof(verdict));
     verdict.loss = update->losses / batch * factor;
     verdict.norm = sqrt(update->square_sum) * scale;
-    verdict.divergence = settled_has_teacher(&run->settled) ? update->divergence / update->counted : NAN;
+    verdict.divergence = settled_has_teacher(run->settled) ? update->divergence / update->counted : NAN;
     verdict.flops = update->flops;
     verdict.update = setup_update(o, state->step, state->updates + 1, verdict.norm);
     verdict.update.grad_scale *= (float)scale;
@@ -634,7 +619,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     }
     verdict.is_made = !skip;
     if (o->memory.update_in_backward) {
-        run_judge_in_backward_(run->settled.part, &run->in_backward, &verdict);
+        run_judge_in_backward_(run->settled->part, &run->in_backward, &verdict);
     }
     const float decided[3] = {verdict.update.lr, verdict.update.grad_scale, (float)verdict.is_made};
     run->agreement = xxh64(decided, sizeof(decided));
@@ -643,7 +628,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
 
 // Notes that sequences become longer with this step.
 static void run_note_length_(Run* run) {
-    const Stages lengths = settled_lengths(&run->settled.options);
+    const Stages lengths = settled_lengths(&run->settled->options);
     const int64_t step = run->state.step, length = stages_at(&lengths, step);
     char note[80];
     if (step > 0 && length != stages_at(&lengths, step - 1)) {
@@ -654,7 +639,7 @@ static void run_note_length_(Run* run) {
 }
 
 void run_begin_step(Run* run) {
-    const Options* o = &run->settled.options;
+    const Options* o = &run->settled->options;
     const int64_t sequences = run_batch(run) / o->batch.seq_len,
                   micro_steps = run_micro_steps(run, sequences);
     run->begin_s = time_now_s();
@@ -665,13 +650,13 @@ void run_begin_step(Run* run) {
     dataloader_resize(run->train, sequences, run_length(run));
     run->first_sequence = run->train->next;
     run->waited_s = run->train->wait_s;
-    rank_report_open(run->report, &run->settled, micro_steps);
+    rank_report_open(run->report, run->settled, micro_steps);
     run->report->agreement = run->agreement;
     comm_progress(&run->comm, COMM_DATA, run->state.step, "the gradient of an update");
 }
 
 InBackward* run_hook(Run* run) {
-    const Options* o = &run->settled.options;
+    const Options* o = &run->settled->options;
     const RunState* state = &run->state;
     if (!o->memory.update_in_backward) {
         return NULL;
@@ -683,7 +668,7 @@ InBackward* run_hook(Run* run) {
 }
 
 int run_accepts(Run* run, Update* update) {
-    const Options* o = &run->settled.options;
+    const Options* o = &run->settled->options;
     const int64_t micro_steps = run_micro_steps(run, run_batch(run) / o->batch.seq_len);
     if (o->memory.update_in_backward) {
         in_backward_end(&run->in_backward, &run->state.shares);
@@ -701,7 +686,7 @@ int run_accepts(Run* run, Update* update) {
 
 // Tells the log what experts and sources had in the update.
 static void run_log_parts_(Run* run) {
-    const ModelConfig cfg = run->settled.cfg;
+    const ModelConfig cfg = run->settled->cfg;
     RankReport* sums = run->reports;
     const double *tokens = rank_report_statistics(sums), *losses = rank_report_sources(sums);
     if (tokens) {
@@ -727,14 +712,14 @@ static void run_log_step_(Run* run) {
     log_data_wait(&run->log, run->data_wait_s);
     log_divergence(&run->log, verdict->divergence);
     run_log_parts_(run);
-    if (run->settled.options.optimizer.find_lr) {
+    if (run->settled->options.optimizer.find_lr) {
         lr_sweep_add(&run->sweep, verdict->update.lr, verdict->loss);
     }
     log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
               verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.lr, run->step_s * 1e3,
               mfu);
     if (run->reports->statistics > 0) {
-        const ModelConfig cfg = run->settled.cfg;
+        const ModelConfig cfg = run->settled->cfg;
         log_experts(&run->log, run->state.step, rank_report_statistics(run->reports), cfg.L, cfg.E,
                     router_statistics(cfg.E));
     }
@@ -745,7 +730,7 @@ static void run_log_step_(Run* run) {
 
 void run_end_step(Run* run) {
     RunState* state = &run->state;
-    const Options* o = &run->settled.options;
+    const Options* o = &run->settled->options;
     const Stages batches = settled_batches(o);
     const int64_t batch = stages_at(&batches, state->step);
     state->updates += run->verdict.is_made;
@@ -783,7 +768,7 @@ int run_validates(Run* run, int set) {
 }
 
 int run_validates_average(const Run* run) {
-    return run->settled.optimizer.average.is_kept && run_averaged_(run) > 0 && !run->is_stopping &&
+    return run->settled->optimizer.average.is_kept && run_averaged_(run) > 0 && !run->is_stopping &&
            run_validation_is_due_(run);
 }
 
@@ -795,11 +780,11 @@ static int64_t run_validation_steps_(const Run* run) {
 
 int run_validation_batch(Run* run, int64_t i, Batch* batch) {
     const Batch none = {.B = 0};
-    const Grid* grid = &run->settled.ranks.grid;
+    const Grid* grid = &run->settled->ranks.grid;
     const int64_t micro_steps = run_validation_steps_(run), turns = micro_steps + grid->shape.pipeline - 1,
                   own = i - grid->stage;
     if (i == 0) {
-        rank_report_open(run->report, &run->settled, micro_steps);
+        rank_report_open(run->report, run->settled, micro_steps);
         run_agree_on_parameters(run);
         dataloader_seek(run_val_(run), 0);
     }
@@ -871,7 +856,7 @@ void run_log_validation(Run* run) {
     }
     state->val_loss = val.loss;
     validations_add(&state->validations, state->step, state->val_loss);
-    session_judge_validation(&run->session, &run->log, state, run->settled.cfg.V);
+    session_judge_validation(&run->session, &run->log, state, run->settled->cfg.V);
 }
 
 int run_evaluates_tasks(const Run* run) {
@@ -882,7 +867,7 @@ void run_log_tasks(Run* run) {
     const EvaluationRun how = {run->trainer->token_losses,
                                run->model,
                                &run->comm,
-                               run->settled.ranks.grid,
+                               run->settled->ranks.grid,
                                &run->log,
                                run_stops_,
                                run};

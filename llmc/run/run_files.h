@@ -40,7 +40,6 @@ void run_agree_on_files(Run* run, const Options* options);
 #include "llmc/base/outputs.h"
 #include "llmc/base/stop_request.h"
 #include "llmc/checkpoint/directory.h"
-#include "llmc/checkpoint/export.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/log/log_files.h"
 #include "llmc/setup/option_files.h"
@@ -139,7 +138,7 @@ static void run_add_output_(Outputs* o, const Options* options, const char* opti
 
 void run_check_outputs(const Run* run, const Options* options) {
     Outputs o;
-    char buffer[OPTION_TEXT_BYTES], path[PATH_MAX];
+    char buffer[OPTION_TEXT_BYTES];
     if (!run_has_outputs_(options)) {
         return;
     }
@@ -153,9 +152,6 @@ void run_check_outputs(const Run* run, const Options* options) {
         if (run_writes_(options, row)) {
             run_add_output_(&o, options, row->name, option_text(options, row, buffer));
         }
-    }
-    if (export_tokenizer_path(path, options)) {
-        run_add_output_(&o, options, "export-llmc", path);
     }
     outputs_check(&o);
     outputs_close(&o);

@@ -1,7 +1,7 @@
 /*
 start.h -- a run, from the command line to the training loop, and from the loop to the exit status.
 
-    run_open      options, data, sizes of the model; --verify-data, --print-config, --plan, --report
+    run_open      options, data, sizes of the model; --print-config, --plan, --report
     run_begin     loaders, generator, checkpoints; initial weights, or a checkpoint
     (the loop)    run.h
     run_end       export, summary
@@ -106,17 +106,17 @@ static void start_open_data_(Run* run) {
     int64_t validation = 0;
     run->train = (Dataloader*)check_alloc(1 + (size_t)sets, sizeof(Dataloader), "loaders");
     run->val = run->train + 1;
-    run_data_open_loaders(run->train, run->val, &run->data, &run->settled);
+    run_data_open_loaders(run->train, run->val, &run->data, run->settled);
     for (int i = 0; i < sets; i++) {
         const int64_t steps = run_micro_steps(run, run->val[i].settings.sequences);
         validation = steps > validation ? steps : validation;
     }
-    const int64_t update = run_micro_steps(run, run->settled.sequences);
-    const size_t bytes = rank_report_bytes(&run->settled, update > validation ? update : validation);
+    const int64_t update = run_micro_steps(run, run->settled->sequences);
+    const size_t bytes = rank_report_bytes(run->settled, update > validation ? update : validation);
     run->report = (RankReport*)check_alloc(bytes, 1, "losses");
     run->reports = (RankReport*)check_alloc((size_t)run->comm.size, bytes, "losses");
     run->paces = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "paces of processes");
-    stragglers_open(&run->pace, run->comm.size, run->comm.size / run->settled.ranks.grid.shape.pipeline);
+    stragglers_open(&run->pace, run->comm.size, run->comm.size / run->settled->ranks.grid.shape.pipeline);
 }
 
 // Opens the data, the tasks and the generator of samples.
@@ -126,7 +126,7 @@ static void start_open_inputs_(Run* run) {
     }
     evaluation_start(&run->evaluation, stdout, run->comm.size);
     run->floor = run_data_floor(&run->data, run->val ? run->val->settings.sequences : 0);
-    run_open_generator(run, run->model, &run->settled.options);
+    run_open_generator(run, run->model, &run->settled->options);
 }
 
 // Opens the session, which saves, stops and resumes the run.
@@ -137,14 +137,14 @@ static void start_open_session_(Run* run) {
     saved.trainer = trainer->name;
     saved.model = run->files;
     saved.memory = run->plan.copy;
-    saved.card = run_data_card(&run->data, run->settled.cfg.V);
+    saved.card = run_data_card(&run->data, run->settled->cfg.V);
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
     saved.config = run->kept_config;
     saved.train = &run->data.train;
-    saved.num_val_sets = run_data_list_sets(saved.val_sets, &run->data, &run->settled.options);
+    saved.num_val_sets = run_data_list_sets(saved.val_sets, &run->data, &run->settled->options);
     saved.extra = trainer->save_extra;
     saved.extra_context = run->model;
-    session_open(&run->session, &run->settled, &run->resume, saved, run->start_s);
+    session_open(&run->session, run->settled, &run->resume, saved, run->start_s);
 }
 
 // Prints the source of the initial weights, and a note if the model was trained with dropout.
@@ -154,11 +154,11 @@ static void start_print_weights_(const Run* run) {
         return; // resume_check has printed it
     }
     if (!path) {
-        printf("weights: random, from --seed %llu\n", (unsigned long long)run->settled.options.data.seed);
+        printf("weights: random, from --seed %llu\n", (unsigned long long)run->settled->options.data.seed);
         return;
     }
     printable_line(stdout, "weights: %sread from %s",
-                   run->settled.options.model.weights == HF_AVERAGE ? "the average, " : "", path);
+                   run->settled->options.model.weights == HF_AVERAGE ? "the average, " : "", path);
     if (run->data.is_extended) {
         printf(
             "tokenizer: the first %d of %d tokens are the model's own; the rows of the others start as the "
@@ -166,7 +166,7 @@ static void start_print_weights_(const Run* run) {
             run->more.own->vocab_size, run->more.extended->vocab_size);
     }
     const double dropout = file_is_directory(path) ? hf_config_dropout(path) : 0;
-    if (dropout > 0 && run->settled.options.batch.steps != 0) {
+    if (dropout > 0 && run->settled->options.batch.steps != 0) {
         printable_line(stdout, "note: %s/config.json sets dropout to %g; this program trains without dropout",
                        path, dropout);
     }
@@ -174,11 +174,11 @@ static void start_print_weights_(const Run* run) {
 
 // Prints how often the run validates, and on how much, if it decided that itself.
 static void start_print_validations_(const Run* run) {
-    const Settled* s = &run->settled;
+    const Settled* s = run->settled;
     const Options* o = &s->options;
     const long long sequences = run_data_all_eval_sequences(&run->data, o),
                     batches = (sequences + o->batch.size - 1) / o->batch.size;
-    if (run->given.eval.every == OPTION_AUTO && !run->resume.is_active && o->batch.steps > 0 &&
+    if (run->given->eval.every == OPTION_AUTO && !run->resume.is_active && o->batch.steps > 0 &&
         o->eval.every > 0 && sequences > 0) {
         printf("validation: every %d update%s, %lld micro-batch%s (%lld sequences), %.2g %% of the work\n",
                o->eval.every, words_s(o->eval.every), batches, batches == 1 ? "" : "es", sequences,
@@ -193,8 +193,8 @@ static void start_print_device_(const Run* run) {
 
 // Says so if no line of an update will appear for minutes: then the run seems to hang.
 static void start_print_long_update_(const Run* run) {
-    const Options* o = &run->settled.options;
-    const double flops = model_flops_per_token(run->settled.cfg, o->batch.seq_len) * (double)o->batch.total,
+    const Options* o = &run->settled->options;
+    const double flops = model_flops_per_token(run->settled->cfg, o->batch.seq_len) * (double)o->batch.total,
                  least_s = flops / (run->plan.peak * run->comm.size);
     if (o->batch.steps != 0 && least_s > 60) {
         printf("time: an update takes at least %s, its %.3g TFLOP at the peak; --plan estimates the run\n",
@@ -217,21 +217,22 @@ static void start_print_facts_(const Run* run) {
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
             run->floor);
     }
-    export_print(stdout, &run->settled.options, &run->data);
+    export_print(stdout, &run->settled->options);
     fflush(stdout); // the first step may take long
 }
 
 // Sets the state and the weights of a new run, or restores both from a checkpoint.
 static void start_open_state_(Run* run) {
-    const Options* o = &run->settled.options;
+    const Options* o = &run->settled->options;
     run->state = run_state_open(outliers_open(o->optimizer.skip_loss_z, o->optimizer.skip_grad_z),
                                 run->plan.loss_scale);
     if (o->memory.update_in_backward) {
-        run->state.shares = clip_shares_open(run->settled.cfg);
+        run->state.shares = clip_shares_open(run->settled->cfg);
     }
-    run->validates_first = o->program.trainer == OPTION_GPU || // a GPU is fast
-                           setup_validates_first(o, model_flops_per_token(run->settled.cfg, o->batch.seq_len),
-                                                 run_data_all_eval_sequences(&run->data, o));
+    run->validates_first =
+        o->program.trainer == OPTION_GPU || // a GPU is fast
+        setup_validates_first(o, model_flops_per_token(run->settled->cfg, o->batch.seq_len),
+                              run_data_all_eval_sequences(&run->data, o));
     if (run->resume.is_active) {
         run_restore(run, run->resume.path, &run->resume.saved, (uint64_t)run->resume.sequence);
     } else {
@@ -244,7 +245,7 @@ static void start_open_state_(Run* run) {
 // Sets the weights of the teacher, if this rank has it; returns their checksum.
 static uint64_t start_load_teacher_(Run* run, Model* teacher) {
     uint64_t checksum = 0;
-    const Settled s = setup_teacher(&run->settled);
+    const Settled s = setup_teacher(run->settled);
     const ModelFiles files = {teacher,          run->trainer->access,
                               settled_part(&s), s.optimizer,
                               s.saved_dtype,    run->plan.in_place && !s.options.texts.quantize,
@@ -265,7 +266,7 @@ static void start_agree_on_teacher_(Run* run, uint64_t read, uint64_t in_memory)
     run->state.teacher = all[comm->size - 1];
     free(all);
     snprintf(words, sizeof(words), "%016llx", (unsigned long long)in_memory);
-    comm_agree_in(comm, ranks_data(&run->settled.ranks).first, "the parameters of the teacher (checksum)",
+    comm_agree_in(comm, ranks_data(&run->settled->ranks).first, "the parameters of the teacher (checksum)",
                   in_memory, words);
 }
 
@@ -277,12 +278,12 @@ static void start_open_teacher_(Run* run) {
         start_agree_on_teacher_(run, checksum,
                                 teacher ? run->trainer->checksum(teacher, all_parameters()) : 0);
     }
-    resume_check_teacher(&run->resume, &run->settled.options, stdout, run->state.teacher);
+    resume_check_teacher(&run->resume, &run->settled->options, stdout, run->state.teacher);
 }
 
 static void start_open_log_(Run* run) {
     char program[128];
-    options_version(program, sizeof(program), &run->settled.options, run->trainer->program_name);
+    options_version(program, sizeof(program), &run->settled->options, run->trainer->program_name);
     TextBuffer command;
     text_buffer_open(&command, "the command");
     shell_print_command(command.file, run->command);
@@ -298,7 +299,7 @@ static void start_print_command_(const Run* run, const char* what) {
     printf("%s: ", what);
     shell_print(stdout, run->program);
     fputs(" --model ", stdout);
-    shell_print(stdout, run->settled.options.output.dir);
+    shell_print(stdout, run->settled->options.output.dir);
 }
 
 // Prints --prompt with the first words of the training data, so that the model knows them.
@@ -316,8 +317,8 @@ static void start_print_opening_(const RunData* data) {
 static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
     const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
-    if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
-        checkpoint_path(path, run->settled.options.output.dir, run->state.step, "");
+    if (run->session.can_save && run_is_first(run) && tokenizer) {
+        checkpoint_path(path, run->settled->options.output.dir, run->state.step, "");
         if (access(path, F_OK) == 0 && run_data_learns_chats(&run->data)) {
             start_print_command_(run, "talk to it");
             puts(" --interactive");
@@ -347,8 +348,8 @@ static void start_print_memory_(Run* run, double beside_mib) {
 static void start_print_best_(const Run* run) {
     char path[PATH_MAX];
     const Validations* v = &run->state.validations;
-    checkpoint_path(path, run->settled.options.output.dir, v->best_step, "");
-    if (run->session.can_save && run->settled.options.output.keep_best && isfinite(v->best) &&
+    checkpoint_path(path, run->settled->options.output.dir, v->best_step, "");
+    if (run->session.can_save && run->settled->options.output.keep_best && isfinite(v->best) &&
         access(path, F_OK) == 0) {
         printable_line(stdout, "best validation loss %.4f: %s", v->best, path);
     }
@@ -358,14 +359,14 @@ static void start_print_best_(const Run* run) {
 static void start_summarize_(Run* run) {
     double peak_mib, beside_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
-    export_model(&run->files, &run->settled.options, &run->data);
+    export_model(&run->files, &run->settled->options, &run->data);
     run->trainer->memory(&peak_mib, &beside_mib);
     const LogSummary end = {run->state.step,
                             run->state.val_loss,
                             run->state.validations.best,
                             run->state.validations.best_step,
                             run->floor,
-                            run->settled.options.batch.seq_len,
+                            run->settled->options.batch.seq_len,
                             (double)memory_bytes(&run->plan.model.memory, MEMORY_DEVICE) / (1 << 20),
                             comm_max(&run->comm, peak_mib)};
     log_summary(&run->log, end);
@@ -388,7 +389,7 @@ static void start_write_sweep_(const LrSweep* sweep, const char* out) {
 // Prints the losses of --find-lr, and the rate to take; of Muon both rates, which rose together.
 static void start_print_sweep_(const Run* run) {
     const LrSweep* sweep = &run->sweep;
-    const Options* o = &run->settled.options;
+    const Options* o = &run->settled->options;
     const double rate = lr_sweep_rate(sweep);
     lr_sweep_draw(stdout, sweep);
     if (!isfinite(rate)) {
@@ -407,8 +408,8 @@ static void start_print_sweep_(const Run* run) {
 static void start_end_sweep_(const Run* run) {
     if (run_is_first(run)) {
         start_print_sweep_(run);
-        if (run->given.output.dir[0]) {
-            start_write_sweep_(&run->sweep, run->given.output.dir);
+        if (run->given->output.dir[0]) {
+            start_write_sweep_(&run->sweep, run->given->output.dir);
         }
     }
 }
@@ -421,9 +422,9 @@ void run_begin(Run* run, Model* model) {
     start_open_state_(run);
     start_open_teacher_(run);
     start_open_log_(run);
-    if (run->settled.options.optimizer.find_lr) {
+    if (run->settled->options.optimizer.find_lr) {
         printf("find-lr: at most %d updates with rates from %.2g on\n", LR_SWEEP_UPDATES,
-               (double)setup_lr(&run->settled.options, 0));
+               (double)setup_lr(&run->settled->options, 0));
         fflush(stdout);
     }
 }
@@ -451,7 +452,7 @@ void run_end(Run* run) {
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the last save");
     session_wait(&run->session, &run->log);
     const int why = comm_first(&run->comm, session_stops(&run->session));
-    if (is_done && run->settled.options.optimizer.find_lr) {
+    if (is_done && run->settled->options.optimizer.find_lr) {
         start_end_sweep_(run);
     } else if (is_done) {
         session_ended_early(&run->session, &run->log, &run->state);
@@ -462,7 +463,7 @@ void run_end(Run* run) {
         session_stopped(&run->session, &run->log, &run->state, why, run->program);
     }
     start_close_training_(run);
-    lock_release(run->settled.options.optimizer.find_lr ? run->resume.lock : NULL);
+    lock_release(run->settled->options.optimizer.find_lr ? run->resume.lock : NULL);
     // A process that dies by a signal ends the others in the middle of their work.
     run->dies = !is_done && !is_saved && run->comm.size == 1;
     run->status = is_done                  ? EXIT_SUCCESS
@@ -491,8 +492,8 @@ static void start_turn_ends_(Run* run) {
 // Prints how the ranks are divided, unless data alone is.
 static void start_print_grid_(FILE* file, GridShape shape) {
     if (!grid_is_plain(shape)) {
-        fprintf(file, "; tensor %d of %d slices, context %d, data %d, pipeline %d", shape.tensor,
-                shape.slices, shape.context, shape.data, shape.pipeline);
+        fprintf(file, "; tensor %d, context %d, data %d, pipeline %d", shape.tensor, shape.context,
+                shape.data, shape.pipeline);
     }
     if (grid_experts(shape) > 1) {
         fprintf(file, ", experts %d", shape.experts);
@@ -502,7 +503,7 @@ static void start_print_grid_(FILE* file, GridShape shape) {
 // Prints the number of ranks, and where they run; of generation not where the text goes.
 static void start_print_ranks_(const Run* run, Ranks ranks) {
     const Comm* c = &run->comm;
-    FILE* file = run->given.generates && run_is_first(run) ? stderr : stdout;
+    FILE* file = run->given->generates && run_is_first(run) ? stderr : stdout;
     const int data = ranks_data(&ranks).size;
     if (c->size > 1) {
         fprintf(file, "processes: %d on %d machine%s (%s, %s), rank 0 on %s", c->size, c->nodes,
@@ -515,7 +516,7 @@ static void start_print_ranks_(const Run* run, Ranks ranks) {
 
 // Joins the other ranks of the run, if any. Returns how the run is divided among them.
 static Ranks start_join_(Run* run) {
-    const Options* o = &run->given;
+    const Options* o = run->given;
     const int is_only_plan = o->plan && o->ranks.processes > 1 && o->ranks.rank == OPTION_AUTO;
     const Launcher alone = {{0, 1, 0, 1}, LAUNCHER_AUTO, "", {"", 0, "", ""}},
                    launch = is_only_plan ? alone : launcher_find(o);
@@ -539,11 +540,11 @@ static Ranks start_join_(Run* run) {
 // Prints the memory and time that the run would need, for --plan.
 static void start_print_plan_(Run* run) {
     const int is_open = run_data_has_tokens(&run->data) && !run->data.is_unknown;
-    run->plan.eval_sequences = is_open ? run_data_all_eval_sequences(&run->data, &run->settled.options) : 0;
-    plan_print(stdout, &run->settled, &run->plan);
-    plan_print_traffic(stdout, &run->settled);
+    run->plan.eval_sequences = is_open ? run_data_all_eval_sequences(&run->data, &run->settled->options) : 0;
+    plan_print(stdout, run->settled, &run->plan);
+    plan_print_traffic(stdout, run->settled);
     if (is_open) {
-        run_data_print_mixture(stdout, &run->data, &run->settled.options);
+        run_data_print_mixture(stdout, &run->data, &run->settled->options);
     }
 }
 
@@ -560,23 +561,18 @@ static void start_note_pipeline_(const Settled* s) {
 // Prints the memory that the run will need, before it is allocated.
 static void start_print_memory_plan_(Run* run) {
     mfu_open(&run->mfu, comm_sum(&run->comm, run->plan.peak), run->plan.peak,
-             run_is_first(run) ? run->plan.measure_peak : NULL, &run->settled.options, time_now_s());
-    plan_print_memory(stdout, &run->settled, &run->plan.model.memory);
-    plan_print_traffic(stdout, &run->settled);
-    start_note_pipeline_(&run->settled);
+             run_is_first(run) ? run->plan.measure_peak : NULL, &run->settled->options, time_now_s());
+    plan_print_memory(stdout, run->settled, &run->plan.model.memory);
+    plan_print_traffic(stdout, run->settled);
+    start_note_pipeline_(run->settled);
     fflush(stdout); // the system may kill a run that uses too much
 }
 
-// Does the work of --verify-data, --print-config or --plan, or all that remains before a model.
-static void start_dispatch_(Run* run) {
-    const Options* options = &run->settled.options;
-    if (options->verify_data) {
-        start_turn_ends_(run);
-        run->status = run_is_first(run) ? run_data_verify(options) : EXIT_SUCCESS;
-        return;
-    }
+// Does the work of --print-config or --plan, or all that remains before a model.
+static void start_dispatch_(Run* run, const Settled* s) {
+    const Options* options = &s->options;
     if (!options_only_look(options)) {
-        evaluation_open(&run->evaluation, &run->data, options, run->settled.cfg.V);
+        evaluation_open(&run->evaluation, &run->data, options, s->cfg.V);
     }
     start_turn_ends_(run);
     if (options->print_config) {
@@ -589,20 +585,22 @@ static void start_dispatch_(Run* run) {
     }
     fflush(stdout); // the next steps may take long
     if (options->plan) {
-        run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
+        run_decide(run, s);
         start_print_plan_(run);
         return;
     }
-    resume_check(&run->resume, &run->settled, stdout, run->trainer->name, &run->data);
+    resume_check(&run->resume, s, stdout, run->trainer->name, &run->data);
     run_agree_on_files(run, options);
-    ranks_agree_on_run(&run->comm, options, run->settled.cfg, &run->data);
+    ranks_agree_on_run(&run->comm, options, s->cfg, &run->data);
     signals_end("setting up the run");
     if (options->optimizer.find_lr) {
+        const Settled sweep = setup_sweep(s);
         run->sweep.updates = options->batch.steps;
         run->sweep.long_run = setup_long_lr(options);
-        run->settled = setup_sweep(&run->settled);
+        run_decide(run, &sweep);
+    } else {
+        run_decide(run, s);
     }
-    run->settled = run->trainer->plan(&run->plan, &run->settled, run->trainer->model, &run->comm);
     start_print_memory_plan_(run);
     run->trains = 1;
 }
@@ -637,7 +635,7 @@ static void start_check_reports_(const Options* o, const char* asked) {
 
 // Does the work of the options about existing runs. Returns true if one of them was given.
 static int start_reports_(Run* run) {
-    const Options* o = &run->given;
+    const Options* o = run->given;
     const char* asked = start_asked_(o);
     start_check_reports_(o, asked);
     if (o->reports.compare[0]) {
@@ -657,7 +655,7 @@ static int start_reports_(Run* run) {
 
 // Silences standard output, for --quiet, except for the results.
 static void start_be_quiet_(Run* run) {
-    const Options* o = &run->given;
+    const Options* o = run->given;
     if (o->output.quiet && !options_only_look(o) && !o->generates) {
         const int fd = dup(STDOUT_FILENO);
         run->results = fd < 0 ? NULL : fdopen(fd, "w");
@@ -666,12 +664,11 @@ static void start_be_quiet_(Run* run) {
     }
 }
 
-// Finds the model and the data, and decides the settings of the run. Rank 0 starts: it encodes text
+// Finds the model and the data, and returns the settings of the run. Rank 0 starts: it encodes text
 // and trains vocabularies, which the others then find.
-static void start_settle_(Run* run, Ranks ranks) {
-    const Options options = resume_open(&run->resume, &run->given, &run->comm);
+static Settled start_settle_(Run* run, Ranks ranks) {
+    const Options options = resume_open(&run->resume, run->given, &run->comm);
     const int continues = run->resume.is_active;
-    ranks.grid.shape.slices = launcher_slices(&options);
     start_print_ranks_(run, ranks);
     run->model_path = continues ? run->resume.path : model_path_find(&options, run->newest);
     run->teacher_path = model_path_of_teacher(&options, run->newest_teacher);
@@ -688,13 +685,13 @@ static void start_settle_(Run* run, Ranks ranks) {
                                run->teacher_path,
                                setup_read_model(run->teacher_path)};
     run->kept_config = setup_kept_config(run->model_path);
-    settle(&run->settled, &run->data, &options, &input);
     run->more = (MoreTokens){found.V, &run->data.own_tokenizer, &run->data.tokenizer};
+    return settle(&run->data, &options, &input);
 }
 
 // Does everything between the command line and a model.
 static void start_run_(Run* run) {
-    const Options* options = &run->given;
+    const Options* options = run->given;
     if (start_reports_(run)) {
         file_flush_standard();
         return;
@@ -707,8 +704,8 @@ static void start_run_(Run* run) {
         return;
     }
     comm_progress(&run->comm, COMM_FIRST, -1, "checkpoints and data");
-    start_settle_(run, ranks);
-    start_dispatch_(run);
+    const Settled s = start_settle_(run, ranks);
+    start_dispatch_(run, &s);
     if (options_only_look(options)) {
         file_flush_standard();
     }
@@ -728,7 +725,8 @@ Run* run_open(int argc, char** argv, const Trainer* trainer) {
     run->start_s = time_now_s();
     run->results = stdout;
     comm_expect(&run->comm, launcher_expect());
-    options_parse(&run->given, argc, argv, trainer->program);
+    options_parse(&run->given_, argc, argv, trainer->program);
+    run->given = &run->given_;
     start_run_(run);
     return run;
 }
@@ -743,7 +741,7 @@ int run_close(Run* run) {
     }
     free(run->kept_config);
     free(run->verdict.where);
-    options_close(&run->given);
+    options_close(&run->given_);
     CHECK(run->results == stdout || fclose(run->results) == 0, "standard output: cannot write: %s",
           strerror(errno));
     free(run);

@@ -102,7 +102,7 @@ void setup_check_mup(const Settled* s);
 #include "llmc/data/encoded_text.h"
 #include "llmc/data/fill_in_middle.h"
 #include "llmc/formats/gguf.h"
-#include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/q8_weights.h"
@@ -534,7 +534,7 @@ static void setup_check_mup_model_(const Settled* s) {
             "since both models have heads of one size (--heads, --head-size)",
             text, mup.C, size);
     }
-    if (!s->cfg.has_head && model_norm(s->cfg) == NORM_RMS_ALONE) {
+    if (!s->cfg.has_head && !norm_parts(model_norm(s->cfg)).has_weight) {
         die_usage("--mup %s, --own-head off: the last norm of %s has no weights to scale logits by; wanted "
                   "--own-head on",
                   text, model_architecture(s->cfg.arch)->word);

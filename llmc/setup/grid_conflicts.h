@@ -63,24 +63,25 @@ static const OptionRow* grid_option_(const char* name) {
     return &OPTION_TABLE[i];
 }
 
-// Checks the updates of whole matrices that GPUs make of slices.
+// Checks the updates of whole matrices that several GPUs make of their parts.
 static int grid_suits_matrices_(char* error, const Settled* s) {
     const Options* o = &s->options;
-    const int slices = s->ranks.grid.shape.slices, is_muon = o->optimizer.name == OPTIMIZER_MUON;
-    if (slices == 1 || s->use != USE_TRAIN) {
+    const int t = s->ranks.grid.shape.tensor, is_muon = o->optimizer.name == OPTIMIZER_MUON;
+    if (t == 1 || s->use != USE_TRAIN) {
         return 1;
     }
     if (o->optimizer.name == OPTIMIZER_ADAFACTOR) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer adafactor, which updates whole matrices, with "
-                             "slices only on the CPU; wanted another optimizer",
-                             slices);
+        return grid_refuses_(
+            error,
+            "--tensor-parallel %d, --optimizer adafactor, which updates whole matrices: only "
+            "the CPU trainer has both; wanted another optimizer",
+            t);
     }
     if (is_muon && (o->memory.offload_optimizer || o->memory.offload_params)) {
         return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer muon, --offload-%s; wanted off: the slices of "
-                             "a layer are updated together",
-                             slices, o->memory.offload_params ? "params on" : "optimizer");
+                             "--tensor-parallel %d, --optimizer muon, --offload-%s; wanted off: the parts of "
+                             "a matrix are updated together",
+                             t, o->memory.offload_params ? "params on" : "optimizer");
     }
     return 1;
 }
@@ -100,8 +101,8 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
     return grid_suits_matrices_(error, s);
 }
 
-// Returns the unit of the columns of a slice: whole vectors, and whole blocks of 8-bit numbers.
-static int grid_slice_unit_(const Options* o) {
+// Returns the unit of the columns of a part: whole vectors, and whole blocks of 8-bit numbers.
+static int grid_part_unit_(const Options* o) {
     const int blocks = o->texts.quantize ? QUANTIZED_BLOCK : GRID_UNIT;
     return o->optimizer.name == OPTIMIZER_ADAMW8BIT && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK)
                                                                      : blocks;
@@ -120,7 +121,7 @@ static int grid_lengths_unit_(const Options* o, GridShape shape) {
     return shape.context == 1 ? unit : tiles % unit == 0 ? tiles : unit * tile;
 }
 
-// Checks that the slices and the ranks of a context group can share sequences, which can have
+// Checks that the ranks of tensor and context groups can share sequences, which can have
 // several lengths.
 static int grid_suits_lengths_(char* error, const Settled* s) {
     const Options* o = &s->options;
@@ -137,8 +138,8 @@ static int grid_suits_lengths_(char* error, const Settled* s) {
         char pack[OPTION_TEXT_BYTES];
         return grid_refuses_(error, "--pack %s, --%s %d: batches are multiples of %d tokens wide; wanted %s",
                              option_text(o, grid_option_("pack"), pack),
-                             is_context ? "context-parallel" : "tensor-slices",
-                             is_context ? shape.context : shape.slices, DATALOADER_WIDTH,
+                             is_context ? "context-parallel" : "tensor-parallel",
+                             is_context ? shape.context : shape.tensor, DATALOADER_WIDTH,
                              is_context ? "--pack stream" : "2, 4 or 8");
     }
     for (int i = 0; i < lengths.count; i++) {
@@ -166,33 +167,24 @@ static int grid_suits_chunks_(char* error, const Settled* s) {
 
 // Checks what training needs: whole matrices, or a gradient that is complete before the end of the
 // backward pass.
-static int grid_suits_slices_(char* error, const Settled* s) {
+static int grid_suits_tensor_(char* error, const Settled* s) {
     const Options* o = &s->options;
-    const int slices = s->ranks.grid.shape.slices, KV = model_key_heads(s->cfg);
-    if (slices == 1 || s->use != USE_TRAIN) {
+    const int t = s->ranks.grid.shape.tensor;
+    if (t == 1 || s->use != USE_TRAIN) {
         return 1;
     }
     if (o->optimizer.name == OPTIMIZER_SOAP) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --optimizer soap, which keeps the state of whole matrices; "
-                             "wanted another optimizer",
-                             slices);
+        return grid_refuses_(
+            error,
+            "--tensor-parallel %d, --optimizer soap, which keeps the state of whole matrices; "
+            "wanted another optimizer",
+            t);
     }
-    if (slices > KV && s->ranks.grid.shape.tensor > 1 && o->memory.offload_params) {
-        return grid_refuses_(error,
-                             "--tensor-parallel %d, %d heads of keys for %d slices, --offload-params on; "
-                             "wanted off: the gradients of shared heads are sent from the GPU",
-                             s->ranks.grid.shape.tensor, KV, slices);
-    }
-    if (o->memory.update_in_backward) {
-        return grid_refuses_(error,
-                             "--tensor-slices %d, --update-in-backward on; wanted off: the gradients of "
-                             "norms are complete at the end of the backward pass",
-                             slices);
-    }
-    return freeze_is_whole(&s->freeze, s->cfg, 0) ||
-           grid_refuses_(error, "--tensor-slices %d, --freeze %s; wanted parameters frozen in all blocks",
-                         slices, o->optimizer.freeze);
+    return !o->memory.update_in_backward ||
+           grid_refuses_(error,
+                         "--tensor-parallel %d, --update-in-backward on; wanted off: the gradients of norms "
+                         "are complete at the end of a step",
+                         t);
 }
 
 // Checks what needs all layers in each process.
@@ -233,7 +225,7 @@ static int grid_suits_stages_(char* error, const Settled* s) {
 
 // Checks what divided experts have not been tried with, or what needs a whole model.
 static int grid_suits_experts_(char* error, const Settled* s) {
-    static const char* const beside[] = {"tensor-slices",    "context-parallel", "pipeline-parallel",
+    static const char* const beside[] = {"tensor-parallel",  "context-parallel", "pipeline-parallel",
                                          "share-layers",     "freeze",           "update-in-backward",
                                          "teacher",          "offload-params",   "offload-optimizer",
                                          "offload-residuals"};
@@ -243,8 +235,7 @@ static int grid_suits_experts_(char* error, const Settled* s) {
     for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]) && e > 1; i++) {
         const OptionRow* row = grid_option_(beside[i]);
         char value[OPTION_TEXT_BYTES];
-        const int is_slices = i == 0 && s->ranks.grid.shape.slices == 1;
-        if (!is_slices && options_changed(o, row->name)) {
+        if (options_changed(o, row->name)) {
             return grid_refuses_(error, "--expert-parallel %d, --%s %s; wanted --expert-parallel 1", e,
                                  row->name, option_text(o, row, value));
         }
@@ -293,11 +284,12 @@ static int grid_suits_teacher_(char* error, const Settled* s) {
     if (!grid_check(teacher.ranks.grid.shape, &run, of_teacher)) {
         return grid_refuses_(error, "--teacher %s: %s", o->teacher.path, of_teacher);
     }
-    return s->ranks.grid.shape.slices == 1 || teacher.cfg.Vp == words ||
-           grid_refuses_(error,
-                         "--tensor-slices %d, --teacher %s with %d words, %d with padding; wanted %d, as the "
-                         "model has: slices have the same vocabulary rows",
-                         s->ranks.grid.shape.slices, o->teacher.path, teacher.cfg.V, teacher.cfg.Vp, words);
+    return s->ranks.grid.shape.tensor == 1 || teacher.cfg.Vp == words ||
+           grid_refuses_(
+               error,
+               "--tensor-parallel %d, --teacher %s with %d words, %d with padding; wanted %d, as the "
+               "model has: ranks have the same vocabulary rows",
+               s->ranks.grid.shape.tensor, o->teacher.path, teacher.cfg.V, teacher.cfg.Vp, words);
 }
 
 // Checks that one tensor group generates text.
@@ -314,23 +306,19 @@ static int grid_suits_use_(char* error, const Settled* s) {
 // Checks the model and the processes.
 static int grid_suits_model_(char* error, const Settled* s) {
     const GridRun run = setup_grid_run(s);
-    GridShape asked = s->ranks.grid.shape;
-    if (!options_given(&s->options, "tensor-slices") && asked.slices == asked.tensor) {
-        asked.slices = 0; // the message is about --tensor-parallel
-    }
-    return grid_check(asked, &run, error);
+    return grid_check(s->ranks.grid.shape, &run, error);
 }
 
 static int grid_suits_run_(char* error, const Settled* s) {
     return grid_suits_model_(error, s) && grid_suits_layers_(error, s) && grid_suits_lengths_(error, s) &&
            grid_suits_teacher_(error, s) && grid_suits_use_(error, s) && grid_suits_chunks_(error, s) &&
-           grid_suits_slices_(error, s) && grid_suits_stages_(error, s) && grid_suits_experts_(error, s);
+           grid_suits_tensor_(error, s) && grid_suits_stages_(error, s) && grid_suits_experts_(error, s);
 }
 
 GridRun setup_grid_run(const Settled* s) {
     const Options* o = &s->options;
     const GridRun run = {s->cfg, o->batch.seq_len, ranks_size(&s->ranks), s->ranks.node_ranks,
-                         grid_slice_unit_(o)};
+                         grid_part_unit_(o)};
     return run;
 }
 

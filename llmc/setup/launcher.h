@@ -87,10 +87,6 @@ CommPlace launcher_expect(void);
 // not divide these; the model decides later if it can be divided so (setup_check_grid).
 Grid launcher_grid(const Options* options, int rank, int size);
 
-// Returns the slices of --tensor-slices; auto is --tensor-parallel, and so is a number of a
-// checkpoint that does not suit this.
-int launcher_slices(const Options* options);
-
 // Returns the ZeRO stage of --zero; auto is 2 for a data group of several ranks, 1 in a pipeline,
 // else 0.
 int launcher_zero(const Options* options, const Grid* grid);
@@ -425,7 +421,7 @@ CommPlace launcher_expect(void) {
 // ---- the grid ----
 
 Grid launcher_grid(const Options* options, int rank, int size) {
-    const GridShape shape = {options->ranks.tensor, options->ranks.context, 0, options->ranks.pipeline, 0,
+    const GridShape shape = {options->ranks.tensor, options->ranks.context, 0, options->ranks.pipeline,
                              options->ranks.experts};
     const GridRun run = {.ranks = size, .node_ranks = size, .unit = GRID_UNIT};
     char error[GRID_ERROR_BYTES];
@@ -433,12 +429,6 @@ Grid launcher_grid(const Options* options, int rank, int size) {
         die_usage("%s", error);
     }
     return grid_of(grid_complete(shape, size), rank);
-}
-
-int launcher_slices(const Options* options) {
-    const int t = options->ranks.tensor, s = options->ranks.slices;
-    const int suits = s != OPTION_AUTO && (s % t == 0 || options_given(options, "tensor-slices"));
-    return suits ? s : t;
 }
 
 int launcher_zero(const Options* options, const Grid* grid) {

@@ -25,37 +25,22 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/data/core_bundle.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/token_files.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/tokenizer/bpe_files.h"
 
-// Adds files whose names are separated by commas.
-static void option_list_names_(FileList* files, const char* option, const char* value) {
-    char *names = strdup(value), *next = names, *name;
-    CHECK(names, "%s: no memory", value);
-    while ((name = strsep(&next, ",")) != NULL) {
-        file_list_add(files, option, name);
-    }
-    free(names);
-}
-
 void option_list_files(FileList* files, const OptionRow* row, const char* value) {
     if (!(row->flags & OPTION_READS) || !value[0]) {
         return;
     }
-    if (file_is_directory(value) && (option_files(row) == FILES_MODEL || option_files(row) == FILES_BUNDLE)) {
+    if (file_is_directory(value) && option_files(row) == FILES_MODEL) {
         file_list_add_directory(files, row->name, value);
     }
     switch (option_files(row)) {
     case FILES_ONE:
         file_list_add(files, row->name, value);
-        break;
-    case FILES_NAMES:
-        option_list_names_(files, row->name, value);
         break;
     case FILES_PATTERNS:
         tokens_list_files(files, row->name, value);
@@ -68,9 +53,6 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
         break;
     case FILES_MODEL:
         hf_model_list_files(files, row->name, value);
-        break;
-    case FILES_BUNDLE:
-        core_bundle_list_files(files, row->name, value);
         break;
     case FILES_NONE:
     case FILES_RUNS:

@@ -106,12 +106,10 @@ enum {
 typedef enum {
     FILES_NONE,
     FILES_ONE,       // a file
-    FILES_NAMES,     // files, separated by commas
     FILES_PATTERNS,  // patterns of files (token_files.h)
     FILES_DATA,      // the same, perhaps with names and weights (mixture.h)
     FILES_TOKENIZER, // a tokenizer: its file or directory (bpe_files.h)
     FILES_MODEL,     // a model: its file or directory (hf_model.h), or the directory of its run
-    FILES_BUNDLE,    // the directory of CORE's bundle (core_bundle.h)
     FILES_RUNS,      // directories of runs, or their logs (log_reader.h)
     FILES_PREFIX,    // files whose names start with it
     FILES_SCRATCH    // a directory for temporary files

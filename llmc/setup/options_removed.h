@@ -23,6 +23,8 @@ __attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
         "use --teacher, the model itself; with --teacher-quantize q8_0 in 8 bits"},
     {"write-logits", "0", OPTION_NOT_SAVED,
         "the training run takes the model itself, --teacher; with --teacher-quantize q8_0 in 8 bits"},
+    {"tensor-slices", "auto|1", OPTION_NOT_SAVED,
+        "each of the ranks of --tensor-parallel has one part of every matrix"},
     {"detach", "off", OPTION_NOT_SAVED,
         "start the run with nohup or in tmux (dev/doc/report.md); --follow and --stop-run work for any run"},
     {"report-every", "0", OPTION_NOT_SAVED,
@@ -30,6 +32,9 @@ __attribute__((unused)) static const RemovedOption OPTION_TRAINER_REMOVED[] = {
     {"embedding-gradient", "auto|joined", OPTION_NOT_SAVED,
         "the two gradients of a token embedding that is also the output layer are added up apart with "
         "--pipeline-parallel, and together without"},
+    {"verify-data", "off", OPTION_NOT_SAVED, "a run checks all of its data before the first step"},
+    {"core", "", 0,
+        "nanochat's scripts/base_eval.py computes DCLM's CORE of any checkpoint; --tasks evaluates single tasks"},
     {NULL, NULL, 0, NULL},
 };
 // clang-format on

@@ -63,9 +63,8 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(NEW_BEST,    REFUSED, setup_validates(s), "validations: --eval-every") \
     X(SAMPLES,     NOTED,   setup_samples(s), "samples: --samples and --sample-every above 0") \
     X(SAMPLING,    NOTED,   o->samples.count > 0 || !o->samples.every, "--samples above 0") \
-    X(TASKS,       REFUSED, options_has_tasks(o), "--tasks, --hellaswag, --core or --perplexity") \
-    X(EVERY_TASKS, REFUSED, options_has_tasks(o) || o->tasks.every <= 0, \
-        "--tasks, --hellaswag, --core or --perplexity") \
+    X(TASKS,       REFUSED, options_has_tasks(o), "--tasks, --hellaswag or --perplexity") \
+    X(EVERY_TASKS, REFUSED, options_has_tasks(o) || o->tasks.every <= 0, "--tasks, --hellaswag or --perplexity") \
     X(PERPLEXITY,  REFUSED, o->tasks.perplexity[0], "--perplexity") \
     X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
     X(FIM,         REFUSED, o->data.fim_rate > 0, "--fim-rate") \
@@ -166,7 +165,7 @@ struct Options {
     struct {
         const char* files;
         int hellaswag;
-        const char *core, *perplexity;
+        const char* perplexity;
         int stride, every, max;
         const char* out_scores;
     } tasks;
@@ -202,7 +201,7 @@ struct Options {
     struct {
         int processes, rank, per_node, init; // per_node: processes of a machine
         const char *server, *fs_path;
-        int tensor, slices, context, experts, pipeline; // ranks that divide them
+        int tensor, context, experts, pipeline; // ranks that divide them
         const char* pipeline_layers;
         int zero, shards;
         float node_gbps, net_gbps;
@@ -215,7 +214,7 @@ struct Options {
     const char* config;
     int plan, plan_tensors;
     const char* plan_gpu;
-    int verify_data, print_config;
+    int print_config;
     const char* help; // the topic, a group or an option; options_given says if help is asked for
     int version;
 
@@ -232,9 +231,7 @@ struct Options {
 const ModelPreset* options_model_size(const Options* options);
 
 // Returns true if the program only describes a run and writes nothing.
-static inline int options_only_look(const Options* options) {
-    return options->plan || options->print_config || options->verify_data;
-}
+static inline int options_only_look(const Options* options) { return options->plan || options->print_config; }
 
 // Makes a micro-batch `parts` times smaller. A validation keeps its sequences.
 static inline void options_divide_batch(Options* options, int parts) {
@@ -247,8 +244,7 @@ static inline void options_divide_batch(Options* options, int parts) {
 
 // Returns true if the run evaluates the model on more than its validation data.
 static inline int options_has_tasks(const Options* options) {
-    return options->tasks.files[0] || options->tasks.hellaswag || options->tasks.core[0] ||
-           options->tasks.perplexity[0];
+    return options->tasks.files[0] || options->tasks.hellaswag || options->tasks.perplexity[0];
 }
 
 // Returns true if the run writes its final model for other programs.
@@ -292,7 +288,7 @@ const OptionRow OPTION_TABLE[] = {
         "FILES", "validation data, in the same forms; web=A,books=B name several sets, each with its own loss; the "
         "first one drives --keep-best and --patience; without it: the last shard, or the last 5 % of the text"},
     {"data",       "tokenizer",     "",   STRING_(data.tokenizer),      0,        0, RUN_ | BOTH_ | READS_(TOKENIZER) | BASIC_, "",
-        "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
+        "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in the "
         "--model directory, or plain bytes; one that extends the model's tokenizer adds tokens to the model"},
     {"data",       "text-field",    "",   STRING_(data.text_field),     0,        0, RUN_ | NEEDS_(FIELDS), "text",
@@ -301,7 +297,7 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "separator",     "",   STRING_(data.separator),      0,        0, RUN_,             "",
         "TEXT", "text between two documents of a text file, for example '<|endoftext|>'; without it: one document per file"},
     {"data",       "data-format",   "",   CHOICE_(data.format),    0,        0, RUN_ | NEEDS_(BIN), "auto",
-        WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare "
+        WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards; nanogpt: bare "
         "uint16"},
     {"data",       "pack",          "",   CHOICE_(data.pack),           0,        0, AUTO_ | RUN_,     "auto",
         WORDS_CHOICE(PACKING_WORDS), "how documents become sequences; auto: for prompts and chats bestfit, or pad if positions are "
@@ -520,13 +516,10 @@ const OptionRow OPTION_TABLE[] = {
         "--export-gguf tells llama.cpp the same"},
 
     {"tasks",      "tasks",         "",   STRING_(tasks.files),          0,        0, READS_(PATTERNS) | WORK_, "",
-        "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "
+        "FILES", "choices and continuations to evaluate the model on: JSON lines of HellaSwag or DCLM; "
         "with --steps 0 the program only evaluates, and needs no training data"},
     {"tasks",      "hellaswag",     "h",  SWITCH_(tasks.hellaswag),      0,        0, READS_(PATTERNS) | WORK_, "off",
         "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
-    {"tasks",      "core",          "",   STRING_(tasks.core),           0,        0, READS_(BUNDLE) | WORK_, "",
-        "DIR", "DCLM's CORE: the mean of the centered accuracies of the tasks in its evaluation bundle, a directory with "
-        "core.yaml, eval_meta_data.csv and eval_data/"},
     {"tasks",      "perplexity",    "",   STRING_(tasks.perplexity),     0,        0, READS_(DATA) | WORK_, "",
         "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
     {"tasks",      "stride",        "",   INT_(tasks.stride),            1,  1048576, AUTO_ | NEEDS_(PERPLEXITY), "auto",
@@ -534,7 +527,7 @@ const OptionRow OPTION_TABLE[] = {
     {"tasks",      "tasks-every",   "",   INT_(tasks.every),       0,    MANY_, AUTO_ | NEEDS_(EVERY_TASKS), "auto",
         "steps", "steps between these evaluations; 0: never; auto: only at the end"},
     {"tasks",      "tasks-max",     "",   INT_(tasks.max),         0,    MANY_, NEEDS_(TASKS), "0",
-        "examples", "evaluate only the first n examples of each file; of --core, n drawn ones; 0: all"},
+        "examples", "evaluate only the first n examples of each file; 0: all"},
     {"tasks",      "out-scores",    "",   STRING_(tasks.out_scores),     0,        0, ONCE_ | WRITES_(ONE) | NEEDS_(TASKS) | WORK_, "",
         "FILE", "write a line of JSON for each example of the last evaluation: the model's choice, and the loss of each ending"},
 
@@ -584,7 +577,7 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "max-hours",     "",   FLOAT_(output.max_hours),       0,    MANY_, ONCE_ | NEEDS_(DIRECTORY), "0",
         "hours", "save and stop before this time is up; 0: no limit"},
     {"output",     "export-llmc",   "",   STRING_(output.export_llmc),    0,        0, ONCE_ | WRITES_(ONE) | WORK_, "",
-        "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin; with --model, --steps 0 and "
+        "FILE.bin", "write the final model in llm.c's format; with --model, --steps 0 and "
         "no --out the program only converts, and needs no data"},
     {"output",     "export-dtype",  "",   CHOICE_(output.export_dtype),   0,        0, ONCE_ | NEEDS_(EXPORT_LLMC), "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
@@ -670,9 +663,6 @@ const OptionRow OPTION_TABLE[] = {
         "DIR", "directory on a file system that all machines share, for --init fs; without it: --out"},
     {"processes",  "tensor-parallel", "tp", INT_(ranks.tensor), 1,     1024, ONCE_ | BOTH_,    "1",
         "processes", "processes that divide the matrices of each layer among themselves; best on one machine"},
-    {"processes",  "tensor-slices", "",   INT_(ranks.slices),     1,     1024, AUTO_ | BOTH_ | FOLLOWS_, "auto",
-        "slices", "slices of these matrices: a run with the same slices has the same bits for any --tensor-parallel; auto: one for "
-        "each process of --tensor-parallel at the first start"},
     {"processes",  "context-parallel", "cp", INT_(ranks.context), 1,   1024, ONCE_,            "1",
         "processes", "processes that divide the tokens of each sequence"},
     {"processes",  "expert-parallel", "ep", INT_(ranks.experts), 1,     1024, ONCE_,            "1",
@@ -719,8 +709,6 @@ const OptionRow OPTION_TABLE[] = {
     {"other",      "plan-gpu",      "",   STRING_(plan_gpu),       0,        0, GPU_ | ONCE_,     "",
         "NAME", "with --plan: plan for this card, for example H200 or 'RTX 4090': its published speed and memory; without it: this "
         "machine's GPU, or else an H100"},
-    {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_ | WORK_, "off",
-        "off|on", "check every token of every file, and the checksum if FILE.xxh64 exists, and exit"},
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_ | WORK_, "off",
         "off|on", "print every option with its value, as a file for --config, and exit"},
     {"other",      "help",          "",   STRING_(help),           0,        0, ONCE_ | BOTH_ | LINE_, "",
@@ -777,9 +765,9 @@ static int option_may_be_empty_(const Options* options, const OptionRow* row) {
 
 // Returns true if an option is given that starts a run: training, a plan or an export.
 static int options_start_a_run_(const Options* options) {
-    static const char* const runs[] = {
-        "train-data",   "out",          "steps",       "epochs",      "resume",      "overfit", "plan",
-        "plan-tensors", "print-config", "verify-data", "export-gguf", "export-llmc", "find-lr"};
+    static const char* const runs[] = {"train-data",   "out",         "steps",       "epochs",
+                                       "resume",       "overfit",     "plan",        "plan-tensors",
+                                       "print-config", "export-gguf", "export-llmc", "find-lr"};
     int is_run = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         is_run |= options_given(options, runs[i]);

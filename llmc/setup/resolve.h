@@ -60,14 +60,14 @@ typedef struct {
     ModelConfig teacher;      // its sizes
 } SettleInput;
 
-// Decides every option that does not depend on the memory of the device. Opens the tokenizer and
-// the data, because other options depend on their sizes. With --verify-data it stops after the
-// vocabulary. With --plan and --print-config the data may stay unknown; then values that depend on
-// the number of steps stay "auto".
-void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input);
+// Returns the settings with every option decided that does not depend on the memory of the device.
+// Opens the tokenizer and the data, because other options depend on their sizes. With --plan and
+// --print-config the data may stay unknown; then values that depend on the number of steps stay
+// "auto".
+Settled settle(RunData* data, const Options* options, const SettleInput* input);
 
 // Returns the settings of the teacher: a model of the same micro-batches that only evaluates, with
-// the same slices and chunks, in the last stage. Its algorithms are not timed, so that a resumed
+// the same parts and chunks, in the last stage. Its algorithms are not timed, so that a resumed
 // run has the same ones. No activation of its blocks is kept.
 Settled setup_teacher(const Settled* s);
 
@@ -260,12 +260,6 @@ static void settle_sizes_(Settled* s) {
     } else {
         settle_batch_(o, s->ranks.grid.shape.data);
     }
-}
-
-static void settle_grid_(Settled* s) {
-    Options* o = &s->options;
-    o->ranks.slices = s->ranks.grid.shape.slices = launcher_slices(o);
-    setup_check_grid(s);
 }
 
 // Decides how documents become rows: those with answers are whole, and do not see each other.
@@ -576,26 +570,30 @@ static void settle_check_initial_(const Options* o, const SettleInput* input) {
     }
 }
 
-void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input) {
-    memset((void*)s, 0, sizeof(*s));
-    s->options = *options;
-    s->options.ranks.zero = input->ranks.zero;
-    s->use = settle_use_(options);
-    s->ranks = input->ranks;
-    s->dtype = input->dtype;
-    if (options->batch.seq_len_schedule[0]) {
-        settle_lengths_(&s->options);
+// Decides what a model says of its tokens before its data are open: the tokenizer in its directory
+// is the run's, unless a checkpoint's options name one.
+static void settle_tokenizer_(Settled* s, RunData* data, const SettleInput* input) {
+    const char** tokenizer = &s->options.data.tokenizer;
+    const char* model_path = input->continues ? NULL : input->model_path;
+    if (!**tokenizer && model_path && tokenizer_is_in(model_path)) {
+        *tokenizer = model_path;
     }
-    run_data_open_tokenizer(data, s, input->continues ? NULL : input->model_path);
-    if (input->model_path && !input->continues && s->use != USE_GENERATE) {
-        run_data_open_own_tokenizer(data, &s->options, input->model_path, input->found.V);
+    run_data_open_tokenizer(data, s, model_path);
+    if (model_path && s->use != USE_GENERATE) {
+        run_data_open_own_tokenizer(data, &s->options, model_path, input->found.V);
     }
-    settle_check_initial_(options, input);
-    setup_check_weights(s, input->model_path, input->continues);
-    s->cfg = settle_model(&s->options, data, input->model_path, input->found);
-    if (options->verify_data) {
-        return;
+}
+
+// Opens the data, which decide the number of steps: --epochs becomes --steps.
+static void settle_data_(Settled* s, RunData* data) {
+    s->options.batch.steps = run_data_open(data, &s->options);
+    if (run_data_has_tokens(data) && !data->is_unknown) {
+        s->options.batch.epochs = 0;
     }
+}
+
+// Decides what depends on the model, whose sizes are known.
+static void settle_run_(Settled* s, RunData* data, const Options* options, const SettleInput* input) {
     setup_check_formats(s);
     setup_check_quantize(s);
     setup_check_experts(s);
@@ -607,10 +605,10 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
     settle_packing_(s, data);
     settle_teacher_(s, data, input);
     setup_check_fim(s);
-    settle_grid_(s);
+    setup_check_grid(s);
     setup_check_needs(settle_notes_(options), s, options);
     if (s->use != USE_GENERATE) {
-        run_data_open(data, &s->options);
+        settle_data_(s, data);
         settle_training_(s, data);
         setup_note_late(settle_notes_(options), s, data);
         setup_check_optimizer(s);
@@ -618,6 +616,25 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
         setup_check_average(s);
     }
     settled_conclude(s);
+}
+
+Settled settle(RunData* data, const Options* options, const SettleInput* input) {
+    Settled s;
+    memset((void*)&s, 0, sizeof(s));
+    s.options = *options;
+    s.options.ranks.zero = input->ranks.zero;
+    s.use = settle_use_(options);
+    s.ranks = input->ranks;
+    s.dtype = input->dtype;
+    if (options->batch.seq_len_schedule[0]) {
+        settle_lengths_(&s.options);
+    }
+    settle_tokenizer_(&s, data, input);
+    settle_check_initial_(options, input);
+    setup_check_weights(&s, input->model_path, input->continues);
+    s.cfg = settle_model(&s.options, data, input->model_path, input->found);
+    settle_run_(&s, data, options, input);
+    return s;
 }
 
 Settled setup_teacher(const Settled* s) {

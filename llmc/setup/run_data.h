@@ -92,10 +92,9 @@ static inline int run_data_is_asked_for(const Options* options) {
 
 // ---- tokens ----
 
-// Opens the tokenizer of the data, or of the model if the run generates text, and decides
-// --tokenizer. run_data_open opens the data once V and T are known. `model_path` is the path of the
-// model's files, or NULL.
-void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path);
+// Opens the tokenizer of the data, or of the model in `model_path` if the run generates text.
+// run_data_open opens the data once V and T are known.
+void run_data_open_tokenizer(RunData* data, const Settled* s, const char* model_path);
 
 // Returns true if a model's vocabulary fits a tokenizer: the same size, or that rounded up to a
 // multiple of 64 or 128.
@@ -149,9 +148,9 @@ static inline int run_data_learns_chats(const RunData* data) { return data->mark
 // run_data_open.
 Answers run_data_find_answers(RunData* data, const Options* options);
 
-// Opens the data, and decides --steps and --epochs from the batch sizes. With --plan and
-// --print-config the data may stay unknown (data->is_unknown); then --steps is unchanged.
-void run_data_open(RunData* data, Options* options);
+// Opens the data, and returns the steps of the run: --steps, or what --epochs or one epoch come to.
+// With --plan and --print-config the data may stay unknown (data->is_unknown), and the steps "auto".
+int64_t run_data_open(RunData* data, const Options* options);
 
 // Sets the place that the schedule of the training data counts from, and the first sequences of its
 // lines, but not the order (mixture_continue).
@@ -188,9 +187,6 @@ void run_data_print_mixture(FILE* file, const RunData* data, const Options* opti
 // Prints the start of a line about the run's data.
 void run_data_print(FILE* file, const RunData* data);
 
-// Checks all files, for --verify-data, and prints the result. Returns the exit status.
-int run_data_verify(const Options* options);
-
 // Returns the entropy, in nats per token, of the targets of a validation of `sequences`; NAN if
 // unknown.
 double run_data_floor(const RunData* data, int64_t sequences);
@@ -215,7 +211,6 @@ void run_data_close(RunData* data);
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 #include "llmc/base/shell_word.h"
-#include "llmc/base/enum_words.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/data/packing.h"
 #include "llmc/data/encoded_text.h"
@@ -376,12 +371,9 @@ static void run_data_text_tokenizer_(RunData* data, const Options* options, cons
     data->has_tokenizer = 1;
 }
 
-void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) {
-    Options* options = &s->options;
+void run_data_open_tokenizer(RunData* data, const Settled* s, const char* model_path) {
+    const Options* options = &s->options;
     memset(data, 0, sizeof(*data));
-    if (!options->data.tokenizer[0] && model_path && tokenizer_is_in(model_path)) {
-        options->data.tokenizer = model_path;
-    }
     const int is_text = options->data.train[0] && mixture_kind(options->data.train) == TOKENS_TEXT;
     if (run_data_trains_vocabulary_(options) && (s->use == USE_GENERATE || !options->data.train[0])) {
         die_usage("--tokenizer %s trains a vocabulary on text, and there is none; wanted --train-data, or a "
@@ -402,10 +394,8 @@ void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) 
         if (options->data.tokenizer[0]) {
             run_data_file_tokenizer_(data, options);
         }
-        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
-              data->tokenizer.decode_only ? ", only decoded: "
-                                          : ": the tokenizer knows only the words of its list",
-              data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
+        CHECK(!is_text || data->tokenizer.encoder,
+              "text cannot be encoded: the tokenizer knows only the words of its list");
     }
 }
 
@@ -507,8 +497,6 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
     }
     const int ok =
         !text[0] || run_data_try_prompt(ids, &count, max, data, options, V, text, strlen(text), error);
-    // the file is wrong, not the command line
-    CHECK(ok || !data->tokenizer.decode_only, "--%s", error);
     if (!ok) {
         die_usage("--%s", error);
     }
@@ -614,14 +602,10 @@ static int64_t run_data_stories_validated_(const Options* options) {
 }
 
 // Generates the built-in corpus: enough training text that nothing is read twice, up to a limit.
-static void run_data_stories_(RunData* data, Options* options) {
-    if (options->batch.steps == OPTION_AUTO) {
-        options->batch.steps = RUN_DATA_STORIES_STEPS;
-    }
+static void run_data_stories_(RunData* data, const Options* options, int64_t steps) {
     const Stages batches = settled_batches(options);
-    const int64_t steps = options->batch.steps > 1 ? options->batch.steps : 1,
-                  validated = run_data_stories_validated_(options);
-    const size_t train = run_data_stories_tokens_(stages_sum(&batches, steps));
+    const int64_t validated = run_data_stories_validated_(options);
+    const size_t train = run_data_stories_tokens_(stages_sum(&batches, steps > 1 ? steps : 1));
     const size_t val =
         run_data_stories_tokens_((double)(validated > 1 ? validated : 1) * (double)options->batch.seq_len);
     data->train_stories = (uint16_t*)check_alloc(train, sizeof(uint16_t), "stories");
@@ -878,25 +862,26 @@ static void run_data_fim_(RunData* data, const Options* options) {
     }
 }
 
-// Sets --steps to the updates of one epoch or of --epochs. An update that would not be whole is
-// left out.
-static void run_data_epochs_(RunData* data, Options* options) {
+// Returns the steps that --epochs, or one epoch, come to. A step that would not be whole is left out.
+static int64_t run_data_steps_(const Options* options, const Stages* batches, double epoch_tokens) {
+    const double epochs = options->batch.epochs > 0 ? (double)options->batch.epochs : 1,
+                 steps = stages_steps(batches, epochs * epoch_tokens);
+    if (options->batch.epochs > 0 && steps > RUN_DATA_MAX_STEPS) {
+        die_usage("--epochs %g is %.3g steps; wanted at most %.3g", epochs, steps, RUN_DATA_MAX_STEPS);
+    }
+    return steps > 1 ? (int64_t)steps : 1;
+}
+
+// Sets the epochs of the run, and returns its steps. `steps` may be "auto".
+static int64_t run_data_epochs_(RunData* data, const Options* options, int64_t steps) {
     const Stages batches = settled_batches(options);
     const double tokens = (double)mixture_epoch(&data->train) * options->batch.seq_len;
-    if (options->batch.steps == OPTION_AUTO) {
-        options->batch.steps = (int64_t)fmax(1, stages_steps(&batches, tokens));
-    }
-    if (options->batch.epochs > 0) {
-        const double wanted = stages_steps(&batches, (double)options->batch.epochs * tokens);
-        if (wanted > RUN_DATA_MAX_STEPS) {
-            die_usage("--epochs %g is %.3g steps; wanted at most %.3g", (double)options->batch.epochs, wanted,
-                      RUN_DATA_MAX_STEPS);
-        }
-        options->batch.steps = wanted > 1 ? (int64_t)wanted : 1;
-        options->batch.epochs = 0;
-    }
     const int has_epochs = data->kind != DATA_STORIES && !options->data.schedule[0];
-    data->epochs = has_epochs ? stages_sum(&batches, options->batch.steps) / tokens : 0;
+    if (steps == OPTION_AUTO || options->batch.epochs > 0) {
+        steps = run_data_steps_(options, &batches, tokens);
+    }
+    data->epochs = has_epochs ? stages_sum(&batches, steps) / tokens : 0;
+    return steps;
 }
 
 // Warns if the vocabulary is GPT-2's by default and seems far too large. Shards do not state
@@ -915,9 +900,11 @@ static void run_data_check_vocabulary_(const RunData* data, const Options* optio
     }
 }
 
-void run_data_open(RunData* data, Options* options) {
+int64_t run_data_open(RunData* data, const Options* options) {
+    const int is_auto = options->batch.steps == OPTION_AUTO && data->kind == DATA_STORIES;
+    const int64_t steps = is_auto ? RUN_DATA_STORIES_STEPS : options->batch.steps;
     if (!run_data_has_tokens(data)) {
-        return;
+        return steps;
     }
     run_data_check_epochs_(data, options);
     if (data->kind == DATA_STORIES && options->data.schedule[0]) {
@@ -933,15 +920,16 @@ void run_data_open(RunData* data, Options* options) {
     }
     run_data_fim_(data, options);
     if (data->kind == DATA_STORIES) {
-        run_data_stories_(data, options);
+        run_data_stories_(data, options, steps);
     } else {
         data->is_unknown = !run_data_files_(data, options);
     }
-    if (!data->is_unknown) {
-        run_data_check_vocabulary_(data, options);
-        run_data_rows_(data, options);
-        run_data_epochs_(data, options);
+    if (data->is_unknown) {
+        return steps;
     }
+    run_data_check_vocabulary_(data, options);
+    run_data_rows_(data, options);
+    return run_data_epochs_(data, options, steps);
 }
 
 void run_data_place(RunData* data, const Options* options, DataPlace from) {
@@ -1114,22 +1102,6 @@ void run_data_print(FILE* file, const RunData* data) {
     } else {
         fputs("data: none; ", file);
     }
-}
-
-int run_data_verify(const Options* options) {
-    const TokensFormat format = (TokensFormat)options->data.format;
-    const EncodedText text = run_data_text_(options, NULL, NULL);
-    int bad = 0;
-    if (!options->data.train[0]) {
-        printf("ok   built-in stories: no files\n");
-        return EXIT_SUCCESS;
-    }
-    bad += encoded_text_verify(stdout, options->data.train, format, options->model.vocab_size, &text);
-    if (options->data.val[0]) {
-        bad += encoded_text_verify(stdout, options->data.val, format, options->model.vocab_size, &text);
-    }
-    printf("%d bad file%s\n", bad, words_s(bad));
-    return bad ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 double run_data_floor(const RunData* data, int64_t sequences) {

@@ -19,6 +19,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/data/mixture.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/freeze.h"
+#include "llmc/model/map_walk.h"
 #include "llmc/model/model.h"
 #include "llmc/model/part.h"
 #include "llmc/ops/distill.h"
@@ -107,16 +108,22 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     return optimizer;
 }
 
-// Sets the layers of a stage: those of --pipeline-layers, or dealt out evenly.
-static inline void settled_layers_(const Settled* s, ModelPart* part) {
-    const Grid* grid = &s->ranks.grid;
-    const int P = grid->shape.pipeline, D = grid->shape.data;
-    int layers[MODEL_MAX_LAYERS];
+// Sets the layers of all stages: those of --pipeline-layers, or dealt out evenly.
+static inline void settled_all_layers_(const Settled* s, int layers[MODEL_MAX_LAYERS]) {
+    const int P = s->ranks.grid.shape.pipeline;
     char error[ERROR_BYTES];
     const char* list = s->options.ranks.pipeline_layers;
     if (!list || !list[0] || !pipeline_parse_layers(layers, s->cfg, P, list, error)) {
         pipeline_cut(layers, s->cfg, P);
     }
+}
+
+// Sets the layers of a stage.
+static inline void settled_layers_(const Settled* s, ModelPart* part) {
+    const Grid* grid = &s->ranks.grid;
+    const int P = grid->shape.pipeline, D = grid->shape.data;
+    int layers[MODEL_MAX_LAYERS];
+    settled_all_layers_(s, layers);
     for (int p = 0; p < grid->stage; p++) {
         part->first_layer += layers[p];
     }
@@ -125,10 +132,10 @@ static inline void settled_layers_(const Settled* s, ModelPart* part) {
     part->places = s->use == USE_TRAIN ? pipeline_places(P, grid->stage, (s->micro_batches + D - 1) / D) : 1;
 }
 
-// Returns the words of the vocabulary with its padding: slices have equal parts of it.
+// Returns the vocabulary with its padding: tensor ranks have equal parts of it.
 static inline int settled_padded_vocab(const Settled* s) {
-    const int slices = s->ranks.grid.shape.slices, is_equal = slices <= 1 || s->cfg.Vp % (16 * slices) == 0;
-    return is_equal ? s->cfg.Vp : model_padded_vocab_of_slices(s->cfg.V, slices);
+    const int t = s->ranks.grid.shape.tensor, is_equal = t <= 1 || s->cfg.Vp % (16 * t) == 0;
+    return is_equal ? s->cfg.Vp : model_padded_vocab_of_ranks(s->cfg.V, t);
 }
 
 // Returns the part of the model that this process has, as a model of its own.
@@ -137,10 +144,9 @@ static inline ModelConfig settled_own_(const Settled* s) {
     const GridShape shape = grid->shape;
     ModelPart part;
     memset(&part, 0, sizeof(part));
-    if (shape.slices > 1) {
-        part.of_slices = shape.slices;
-        part.slices = shape.slices / shape.tensor;
-        part.first_slice = grid->tensor_rank * part.slices;
+    if (shape.tensor > 1) {
+        part.tensor_ranks = shape.tensor;
+        part.tensor_rank = grid->tensor_rank;
     }
     if (grid_experts(shape) > 1) {
         const GridMember experts = grid_member(grid, GRID_EXPERTS);
@@ -167,7 +173,7 @@ static inline ZeroPlan settled_zero_(const Settled* s) {
     plan.experts = grid_experts(s->ranks.grid.shape);
     if (plan.stage < 3) {
         const Freeze own = settled_own_freeze(s);
-        zero_plan_freeze(&plan, s->part, own.rows, freeze_first_copy(&own, s->part) * model_slices(s->part));
+        zero_plan_freeze(&plan, s->part, own.rows, freeze_first_copy(&own, s->part));
     }
     if (model_is_staged(s->part) && !freeze_has_classifier(&s->freeze, s->cfg)) {
         zero_plan_apart(&plan, s->part);
@@ -214,6 +220,31 @@ static inline void settled_conclude(Settled* s) {
 static inline RankPart settled_part(const Settled* s) {
     const RankPart part = {s->cfg, s->part, s->zero, s->ranks.grid, s->freeze.rows};
     return part;
+}
+
+// Returns what the map of the elements follows from (map.h). `places` is how many layers take turns
+// in memory where they do.
+static inline MapOf settled_map(const Settled* s, int places) {
+    const GridShape shape = s->ranks.grid.shape;
+    const int trains = s->use == USE_TRAIN;
+    MapOf of;
+    memset((void*)&of, 0, sizeof(of));
+    of.whole = s->cfg;
+    of.freeze = s->freeze;
+    of.trains = trains;
+    of.tensor = shape.tensor;
+    of.data = shape.data * shape.context;
+    of.pipeline = shape.pipeline;
+    of.experts = grid_experts(shape);
+    of.replica = trains ? s->ranks.shards : of.data;
+    of.stage = trains ? s->options.ranks.zero : 0;
+    of.ring_gradients = of.stage >= 2 || (trains && s->options.memory.update_in_backward) ? places : 0;
+    of.ring_parameters = of.stage >= 3 ? places : 0;
+    if (shape.pipeline > 1) {
+        settled_all_layers_(s, of.layers);
+    }
+    optimizer_set_map(&of, s->optimizer);
+    return of;
 }
 
 // Returns the settings for options without any "auto"; settle() is for the others.
@@ -263,7 +294,6 @@ static inline Settled settled_in_grid(const Settled* s, Grid grid, int zero, int
     other.ranks.zero = o->ranks.zero = zero;
     other.ranks.shards = shards;
     o->ranks.tensor = grid.shape.tensor;
-    o->ranks.slices = grid.shape.slices;
     o->ranks.context = grid.shape.context;
     o->ranks.experts = grid_experts(grid.shape);
     o->ranks.pipeline = grid.shape.pipeline;

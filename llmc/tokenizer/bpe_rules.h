@@ -2,8 +2,8 @@
 bpe_rules.h -- rules by which a vocabulary splits text into pieces: a pattern, and the classes of
 characters that it speaks of.
 
-A pattern matches leftmost first, its alternatives in order. The styles are GPT-2's and that of
-OpenAI's cl100k, which Llama 3, Qwen, GLM and nanochat share but for the number n of digits:
+A pattern matches leftmost first, its alternatives in order. The styles are GPT-2's and
+OpenAI's cl100k's, which Llama 3, Qwen, GLM and nanochat share but for the number n of digits:
 
     GPT2      '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
     CL100K    '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,n}

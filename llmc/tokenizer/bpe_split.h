@@ -8,8 +8,8 @@ can be divided. It matters only for text like a megabyte of one letter, or of ze
     bpe_split           finds the cuts of the next blocks of a text
     bpe_last_cut        the last position where a text may be divided without changing its pieces
 
-The classes of 64 bytes at a time are bit masks, and the pattern's cuts are shifts of these masks
-(gigatoken does so).
+The classes of 64 bytes at a time are bit masks, and the pattern's cuts are shifts of these masks,
+as in gigatoken.
 */
 #ifndef LLMC_BPE_SPLIT_H
 #define LLMC_BPE_SPLIT_H
@@ -324,7 +324,7 @@ ALWAYS_INLINE uint64_t bpe_cuts_cl100k_(BpeSplitter* splitter) {
     uint64_t after;
     const int spills = __builtin_add_overflow(first << 1 | splitter->alone, inside, &after);
     splitter->alone = first >> 63 | (uint64_t)spills;
-    // a blank joins the letters after it, too
+    // a blank also joins the letters after it
     const uint64_t blank = now->blank & ~more->line, blank_before = last->blank & ~last_more->line;
     const uint64_t letters =
         now->letter & ~BPE_BEFORE_(letter) & ~(blank << 1 | blank_before >> 63) & ~(after & ~inside);
@@ -508,8 +508,8 @@ static inline size_t bpe_part_end(const BpeRules* rules, const unsigned char* te
     return end > begin ? end : begin + bpe_piece_end_(rules, text + begin, bytes - begin);
 }
 
-// Returns the last position where the text may be divided, whatever follows it: the ids of its
-// parts are then those of the whole. 0 if none, which only a text below 2 * BPE_MAX_PIECE + 8 bytes
+// Returns the last position where the text may be divided without changing its ids, whatever
+// follows it. 0 if none, which only a text below 2 * BPE_MAX_PIECE + 8 bytes
 // can have.
 static inline size_t bpe_last_cut(const BpeRules* rules, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;

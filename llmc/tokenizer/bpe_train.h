@@ -15,8 +15,8 @@ they were divided, or on the number of threads.
                             the same time
     bpe_trainer_run         opens a vocabulary of vocab_size ids. The counts stay: more may be added
                             and it may run again. Calls `progress`, if not NULL, after each merge
-    bpe_trainer_extend      opens a larger vocabulary whose first ids are those of another: all its
-                            tokens, and then what the pieces, as it encodes them, are merged into
+    bpe_trainer_extend      opens a larger vocabulary that starts with all tokens of another; the
+                            new ones are merged from pieces as the other one encodes them
     bpe_trainer_close
 
 How it works. Each different piece is kept once, with its count. All pieces lie in one array of
@@ -708,8 +708,8 @@ static int bpe_add_union_(Bpe* bpe, int id, int left, int right) {
     return 1;
 }
 
-// Moves the bytes of all tokens into the vocabulary's own buffer; those of tokens from `first` on
-// were allocated.
+// Moves the bytes of all tokens into the vocabulary's own buffer. Tokens from `first` on had theirs
+// allocated.
 static void bpe_own_texts_(Bpe* bpe, int first) {
     size_t bytes = 0;
     for (int id = 0; id < bpe->vocab_size; id++) {

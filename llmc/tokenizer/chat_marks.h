@@ -35,7 +35,7 @@ typedef struct {
     const char* text;
     size_t bytes;
     int id;      // -1: plain text
-    int is_word; // texts could have it, too
+    int is_word; // may also occur in a text
 } ChatMark;
 
 typedef struct {

@@ -197,14 +197,11 @@ static int card_string_(JsonReader* json, char** string) {
 // Reads the string of a member of an object.
 static int card_member_(JsonReader* json, const char* wanted, char** string) {
     const char* key;
-    int more = json_take(json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_member(json, place, &key);
-        if (more > 0 && !(strcmp(key, wanted) == 0 ? card_string_(json, string) : json_skip(json))) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(json, '{');
+    while (json_step(&walk, &key)) {
+        walk.ok = strcmp(key, wanted) == 0 ? card_string_(json, string) : json_skip(json);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Reads a name, or an object with it as "content".
@@ -217,14 +214,11 @@ static int card_template_(JsonReader* json, char** text) {
     if (json_peek(json) != '[') {
         return card_string_(json, text);
     }
-    int more = json_take(json, '[') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_element(json, place);
-        if (more > 0 && !(json_peek(json) == '{' ? card_member_(json, "template", text) : json_skip(json))) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(json, '[');
+    while (json_step(&walk, NULL)) {
+        walk.ok = json_peek(json) == '{' ? card_member_(json, "template", text) : json_skip(json);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Returns the text of a file, terminated; NULL if it is missing or cannot be read.
@@ -246,19 +240,16 @@ static void card_read_file_(CardFiles* files, const char* text) {
     char* copy = strdup(text); // strings are decoded in place
     CHECK(copy, "the files of a model: no memory");
     JsonReader json = json_reader("the files of a model", copy, strlen(copy), error);
-    int more = json_take(&json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_text_member(&json, place, &key, &length);
-        if (more > 0 && !(strcmp(key, "eos_token_id") == 0    ? card_ends_(&json, files)
-                          : strcmp(key, "bos_token_id") == 0  ? card_first_id_(&json, &files->start)
-                          : strcmp(key, "pad_token_id") == 0  ? card_first_id_(&json, &files->pad)
-                          : strcmp(key, "bos_token") == 0     ? card_name_(&json, &files->bos)
-                          : strcmp(key, "eos_token") == 0     ? card_name_(&json, &files->eos)
-                          : strcmp(key, "pad_token") == 0     ? card_name_(&json, &files->pad_name)
-                          : strcmp(key, "chat_template") == 0 ? card_template_(&json, &files->chat_template)
-                                                              : json_skip(&json))) {
-            break;
-        }
+    JsonWalk walk = json_walk(&json, '{');
+    while (json_text_step(&walk, &key, &length)) {
+        walk.ok = strcmp(key, "eos_token_id") == 0    ? card_ends_(&json, files)
+                  : strcmp(key, "bos_token_id") == 0  ? card_first_id_(&json, &files->start)
+                  : strcmp(key, "pad_token_id") == 0  ? card_first_id_(&json, &files->pad)
+                  : strcmp(key, "bos_token") == 0     ? card_name_(&json, &files->bos)
+                  : strcmp(key, "eos_token") == 0     ? card_name_(&json, &files->eos)
+                  : strcmp(key, "pad_token") == 0     ? card_name_(&json, &files->pad_name)
+                  : strcmp(key, "chat_template") == 0 ? card_template_(&json, &files->chat_template)
+                                                      : json_skip(&json);
     }
     free(copy);
 }

@@ -202,7 +202,7 @@ static void nfc_decompose_(NfcText* out, uint32_t c) {
     out->characters[out->count++] = nfc_class_(c) << 24 | c;
 }
 
-// Sorts n marks by their classes, those of a class in their order; `room` has n characters, too.
+// Sorts n marks by class, stably; `room` also has space for n characters.
 static void nfc_sort_(uint32_t* marks, uint32_t* room, size_t n) {
     size_t ends[256] = {0};
     for (size_t i = 0; i < n; i++) {

@@ -4,12 +4,11 @@ tokenizer.h -- from text to token ids and back.
     kind     V                 ids                                   encodes
     bytes    257               0 .. 255 the bytes                    each byte
     words    n + 1             0 .. n-1 the words of a list          the longest match first
-    gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding
+    gpt2     from the file     the file's own (bpe_files.h)          byte-pair encoding
 
 The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2, the
 token that stands before each text in Llama 3. No text encodes to it, not even the characters
-"<|endoftext|>". Other tokens may end a text, too (tokenizer_is_end). Tokens of an llm.c tokenizer
-.bin that no merges make can only be decoded.
+"<|endoftext|>". Other tokens may also end a text (tokenizer_is_end).
 
 Bytes are a vocabulary like GPT-2's without merges, and are written as one: read from a file, their
 kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_files.h).
@@ -41,7 +40,6 @@ typedef struct {
     Bpe* bpe; // a pointer: the encoder refers to it, and a tokenizer may be moved
     // gpt2:
     BpeEncoder* encoder;
-    char* decode_only; // reason why it has no encoder, or NULL
 } Tokenizer;
 
 // Start of a text, for a message: one line, terminated.
@@ -61,12 +59,11 @@ void tokenizer_open_file(Tokenizer* tokenizer, const char* path);
 
 // ---- other formats ----
 
-// Returns the vocabulary as one like GPT-2's; NULL for words and for tokens that can only be
-// decoded.
+// Returns the vocabulary as one like GPT-2's; NULL for words.
 const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
 
 // Writes the tokenizer of a model with a context of max_T for Hugging Face's transformers into a
-// directory. Writes nothing if the tokens can only be decoded.
+// directory.
 void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const char* directory, int max_T);
 
 // True if a directory has files of a tokenizer.
@@ -112,7 +109,7 @@ int tokenizer_first_other(const Tokenizer* a, const Tokenizer* b);
 // Prints a token for a message: in quotes, or the end of the vocabulary.
 void tokenizer_describe(const Tokenizer* tokenizer, int id, char* text, size_t room);
 
-// True if a tokenizer has further ids after those of `old`, which have the same tokens, and `old`
+// True if a tokenizer has all tokens of `old`, under the same ids, and more after them, and `old`
 // can encode text. Both were read from files.
 int tokenizer_extends(const Tokenizer* tokenizer, const Tokenizer* old);
 
@@ -169,7 +166,6 @@ void tokenizer_close(Tokenizer* tokenizer) {
         bpe_encoder_close(tokenizer->encoder);
     }
     free(tokenizer->encoder);
-    free(tokenizer->decode_only);
     if (tokenizer->bpe) {
         bpe_close(tokenizer->bpe);
     }
@@ -229,26 +225,21 @@ static int tokenizer_open_word_file_(Tokenizer* tokenizer, const char* path) {
 }
 
 void tokenizer_open_file(Tokenizer* tokenizer, const char* path) {
-    char error[ERROR_BYTES];
     memset(tokenizer, 0, sizeof(*tokenizer));
     if (tokenizer_open_word_file_(tokenizer, path)) {
         return;
     }
     tokenizer->bpe = tokenizer_new_bpe_();
-    if (bpe_open_tokens(tokenizer->bpe, path, error)) {
-        tokenizer->encoder = (BpeEncoder*)check_alloc(1, sizeof(BpeEncoder), "tokenizer");
-        bpe_encoder_open(tokenizer->encoder, tokenizer->bpe);
-    } else {
-        tokenizer->decode_only = strdup(error);
-        CHECK(tokenizer->decode_only, "%s: no memory", path);
-    }
+    bpe_open(tokenizer->bpe, path);
+    tokenizer->encoder = (BpeEncoder*)check_alloc(1, sizeof(BpeEncoder), "tokenizer");
+    bpe_encoder_open(tokenizer->encoder, tokenizer->bpe);
     tokenizer_open_(tokenizer, "gpt2", tokenizer->bpe->vocab_size, tokenizer->bpe->eot);
 }
 
 // ---- other formats ----
 
 const Bpe* tokenizer_bpe(const Tokenizer* tokenizer) {
-    return tokenizer_is_(tokenizer, "words") || tokenizer->decode_only ? NULL : tokenizer->bpe;
+    return tokenizer_is_(tokenizer, "words") ? NULL : tokenizer->bpe;
 }
 
 void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const char* directory, int max_T) {
@@ -451,11 +442,6 @@ int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t by
         return tokenizer_try_encode_words_(tokenizer, text, bytes, ids, count, error);
     }
     if (tokenizer_is_(tokenizer, "gpt2")) {
-        if (!tokenizer->encoder) {
-            return error_set(error, "prompt",
-                             "%s: these tokens can be decoded, but text cannot be encoded with them",
-                             tokenizer->decode_only);
-        }
         *count = bpe_encode(tokenizer->encoder, text, bytes, ids);
         return 1;
     }
@@ -470,7 +456,6 @@ size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t byt
     char error[ERROR_BYTES];
     size_t count;
     const int ok = tokenizer_try_encode(tokenizer, text, bytes, ids, &count, error);
-    CHECK(ok || !tokenizer->decode_only, "%s", error); // the file is wrong, not the command line
     if (!ok) {
         die_usage("%s", error);
     }

@@ -195,48 +195,37 @@ static int word_file_word_(WordFile_* f, const char* text, size_t length) {
 static int word_file_vocab_(WordFile_* f) {
     const char* text;
     size_t length;
-    int more = json_take(&f->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_text_member(&f->json, place, &text, &length);
-        if (more > 0 && !word_file_word_(f, text, length)) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(&f->json, '{');
+    while (json_text_step(&walk, &text, &length)) {
+        walk.ok = word_file_word_(f, text, length);
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Reads the model. Its type comes before its vocabulary; skips vocabularies of other types.
 static int word_file_model_(WordFile_* f) {
     const char *key, *type;
-    int more = json_take(&f->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        if ((more = json_member(&f->json, place, &key)) <= 0) {
-            break;
-        }
+    JsonWalk walk = json_walk(&f->json, '{');
+    while (json_step(&walk, &key)) {
         if (strcmp(key, "type") == 0) {
-            if (!json_name(&f->json, &type)) {
-                return 0;
-            }
-            f->is_words = strcmp(type, "WordLevel") == 0;
-        } else if (!(f->is_words && strcmp(key, "vocab") == 0 ? word_file_vocab_(f) : json_skip(&f->json))) {
-            return 0;
+            walk.ok = json_name(&f->json, &type);
+            f->is_words = walk.ok && strcmp(type, "WordLevel") == 0;
+        } else {
+            walk.ok = f->is_words && strcmp(key, "vocab") == 0 ? word_file_vocab_(f) : json_skip(&f->json);
         }
     }
-    return more == 0;
+    return walk.ok;
 }
 
 // Reads the words of the file, wherever they are.
 static int word_file_words_(WordFile_* f) {
     const char* key;
     size_t length;
-    int more = json_take(&f->json, '{') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_text_member(&f->json, place, &key, &length);
-        if (more > 0 && !(strcmp(key, "model") == 0 ? word_file_model_(f) : json_skip(&f->json))) {
-            return 0;
-        }
+    JsonWalk walk = json_walk(&f->json, '{');
+    while (json_text_step(&walk, &key, &length)) {
+        walk.ok = strcmp(key, "model") == 0 ? word_file_model_(f) : json_skip(&f->json);
     }
-    return more == 0 && json_end(&f->json) &&
+    return walk.ok && json_end(&f->json) &&
            (f->has_end || error_set(f->json.error, f->json.path, "no token " BPE_EOT_TEXT));
 }
 

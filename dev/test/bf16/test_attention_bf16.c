@@ -36,8 +36,9 @@ static Run run_of(const Bf16Kernel* kernel, AttentionSizes sizes, float* qkv, fl
     AttentionBf16Scratch scratch;
     Memory memory = memory_on_host();
     attention_bf16_open(&scratch, &memory, *kernel, sizes.T, sizes.HS);
-    attention_bf16_forward_cpu(r.out, r.lse, qkv, starts, sizes, &scratch);
-    attention_bf16_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, starts, sizes, &scratch);
+    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse};
+    attention_bf16_forward_cpu(&pass, &scratch);
+    attention_bf16_backward_cpu(&(AttentionGradients){dout, r.dqkv, NULL}, &pass, &scratch);
     memory_close(&memory);
     return r;
 }
@@ -128,9 +129,10 @@ static void check_sharp(const Bf16Kernel* kernel, AttentionSizes sizes, const in
     double *out = ops_doubles(n), *lse = ops_doubles(rows), *dqkv = ops_doubles(qkvs(sizes));
     const double* qkv = ops_widen(r.qkv, qkvs(sizes));
     const Bounds bounds = {ops_doubles(n), ops_doubles(qkvs(sizes)), ops_doubles(rows)};
-    ref_attention_forward(out, lse, qkv, starts, 0, sizes.B, sizes.T, sizes.NH, sizes.KV, sizes.HS);
-    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts, 0, sizes.B, sizes.T, sizes.NH,
-                           sizes.KV, sizes.HS);
+    ref_attention_forward(out, lse, qkv, starts,
+                          (RefHeads){sizes.B, sizes.T, sizes.NH, sizes.KV, sizes.HS, 0});
+    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts,
+                           (RefHeads){sizes.B, sizes.T, sizes.NH, sizes.KV, sizes.HS, 0});
     for (int i = 0; i < (int)rows; i++) {
         const int t = i % T, h = i / T % NH, b = i / T / NH;
         const size_t token = (size_t)b * T;
@@ -232,10 +234,12 @@ static void test_scratch(const Bf16Kernel* kernel) {
     attention_bf16_open(&scratch, &memory, *kernel, LONG, HS);
     float *out = ops_floats(LONG * HS), *lse = ops_floats(LONG), *dqkv = ops_floats(3 * LONG * HS);
     float *nan = ops_floats(3 * LONG * HS), *nan_dout = ops_floats(LONG * HS);
-    attention_bf16_forward_cpu(out, lse, nan, NULL, large, &scratch);
-    attention_bf16_backward_cpu(dqkv, nan_dout, nan, out, lse, NULL, large, &scratch);
-    attention_bf16_forward_cpu(out, lse, qkv, NULL, sizes, &scratch);
-    attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, &scratch);
+    const AttentionPass of_nan = {large, NULL, nan, NULL, out, lse},
+                        pass = {sizes, NULL, qkv, NULL, out, lse};
+    attention_bf16_forward_cpu(&of_nan, &scratch);
+    attention_bf16_backward_cpu(&(AttentionGradients){nan_dout, dqkv, NULL}, &of_nan, &scratch);
+    attention_bf16_forward_cpu(&pass, &scratch);
+    attention_bf16_backward_cpu(&(AttentionGradients){dout, dqkv, NULL}, &pass, &scratch);
     EXPECT(ops_same_bits(out, want.out, T * HS), "%s: out after NaN", kernel->name);
     EXPECT(ops_same_bits(dqkv, want.dqkv, 3 * T * HS), "%s: dqkv after NaN", kernel->name);
     memory_close(&memory);
@@ -275,8 +279,9 @@ static void test_packed(const Bf16Kernel* kernel, int NH, int KV) {
         }
     }
     const AttentionBf16Gradient gradient = {dqkv, sums, {NULL, HS}};
-    attention_bf16_packed_forward_cpu(out, lse, qkv, starts, sizes, &scratch);
-    attention_bf16_packed_backward_cpu(gradient, want.dout, qkv, out, lse, starts, sizes, &scratch);
+    const AttentionPass pass = {sizes, starts, NULL, NULL, out, lse};
+    attention_bf16_packed_forward_cpu(qkv, &pass, &scratch);
+    attention_bf16_packed_backward_cpu(gradient, want.dout, qkv, &pass, &scratch);
     EXPECT(ops_same_bits(out, want.out, N * Q) && ops_same_bits(lse, want.lse, N * NH), "%s: packed qkv",
            kernel->name);
     for (int i = 0; i < N * QKV; i++) {
@@ -305,14 +310,9 @@ static AttentionResults run_either(AttentionSizes s, AttentionInputs in, const v
     AttentionBf16Scratch* a = (AttentionBf16Scratch*)scratch;
     const AttentionResults r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)),
                                 ops_floats((size_t)s.B * attention_keys(s) * 2 * attention_keys_size(s))};
-    if (in.kv) {
-        attention_bf16_gathered_forward_cpu(r.out, r.lse, in.qkv, in.kv, in.starts, s, a);
-        attention_bf16_gathered_backward_cpu(r.dqkv, r.dkv, in.dout, in.qkv, in.kv, r.out, r.lse, in.starts,
-                                             s, a);
-    } else {
-        attention_bf16_forward_cpu(r.out, r.lse, in.qkv, in.starts, s, a);
-        attention_bf16_backward_cpu(r.dqkv, in.dout, in.qkv, r.out, r.lse, in.starts, s, a);
-    }
+    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse};
+    attention_bf16_forward_cpu(&pass, a);
+    attention_bf16_backward_cpu(&(AttentionGradients){in.dout, r.dqkv, r.dkv}, &pass, a);
     return r;
 }
 

@@ -16,7 +16,6 @@ typedef struct {
     int* target;
     double *loss, *dinp, *dwte;                // what is wanted,
     double *loss_size, *dinp_size, *dwte_size; // and the sums of absolute values
-    int slices;                                // of the words, Vp / slices each
 } Case;
 
 static double rounded(float x) { return bf16_to_float(bf16_from_float(x)); }
@@ -82,8 +81,7 @@ static Case case_open(int N, int C, int V, int Vp, int tokens, float spread) {
                     ops_doubles(vc),
                     ops_doubles(N),
                     ops_doubles(nc),
-                    ops_doubles(vc),
-                    1};
+                    ops_doubles(vc)};
     for (int n = 0; n < N; n += 7) {
         p.target[n] = NO_TARGET;
     }
@@ -103,57 +101,35 @@ typedef struct {
     float *loss, *only_loss, *dinp, *set, *dwte;
 } Results;
 
-// Sets dinp (N, C) to the sum of those of all slices.
-static void gradients_of(float* loss, float* dinp, float* dwte, const Case* p, const CrossEntropyBf16* of,
-                         GradientMode mode, CrossEntropyBf16Scratch* scratch, MatmulBf16Scratch* matmul) {
-    const size_t nc = (size_t)p->N * p->C;
-    float* parts = ops_floats(nc * p->slices);
-    cross_entropy_bf16_gradients_cpu(loss, parts, dwte, of, p->scale, mode, scratch, matmul);
-    for (size_t i = 0; i < nc; i++) {
-        dinp[i] = parts[i];
-        for (int slice = 1; slice < p->slices; slice++) {
-            dinp[i] += parts[slice * nc + i];
-        }
-    }
-}
-
 // Returns the results of a kernel. dwte is set, and then added to once more.
 static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     const size_t vc = (size_t)p->Vp * p->C;
-    const int Vp = p->Vp / p->slices;
-    const size_t forward_pairs = matmul_bf16_pairs(Vp, p->C), backward_pairs = matmul_bf16_pairs(p->C, Vp),
-                 words = (size_t)Vp * p->C;
+    const int Vp = p->Vp;
+    const size_t forward_pairs = matmul_bf16_pairs(Vp, p->C), backward_pairs = matmul_bf16_pairs(p->C, Vp);
     Results r = {ops_floats(p->N), ops_floats(p->N), ops_floats((size_t)p->N * p->C), NULL, ops_floats(vc)};
     MatmulBf16Scratch matmul;
     CrossEntropyBf16Scratch scratch;
     Group alone = group_alone(NULL);
-    const size_t lent = p->slices * cross_entropy_bf16_rows(p->tokens, Vp) * Vp;
+    const size_t lent = cross_entropy_bf16_rows(p->tokens, Vp) * Vp;
     // ends where a page ends, and starts at a multiple of 64 bytes
     float* memory = ops_floats((lent + BF16_LINE_PAIRS - 1) / BF16_LINE_PAIRS * BF16_LINE_PAIRS);
-    EXPECT(lent >= p->slices * matmul_bf16_pairs(Vp, p->tokens), "too little memory for %d tokens",
-           p->tokens);
-    uint32_t* forward = (uint32_t*)(void*)ops_floats(p->slices * forward_pairs);
-    uint32_t* backward = (uint32_t*)(void*)ops_floats(p->slices * backward_pairs);
+    EXPECT(lent >= matmul_bf16_pairs(Vp, p->tokens), "too little memory for %d tokens", p->tokens);
+    uint32_t* forward = (uint32_t*)(void*)ops_floats(forward_pairs);
+    uint32_t* backward = (uint32_t*)(void*)ops_floats(backward_pairs);
     Memory ledger = memory_on_host();
     matmul_bf16_open(&matmul, &ledger, *kernel);
-    cross_entropy_bf16_open(&scratch, &ledger, memory, p->tokens, p->N, p->C, Vp, p->slices);
-    for (int i = 0; i < p->slices; i++) {
-        const float* wte = p->wte + i * words;
-        matmul_bf16_pack(kernel->pack, forward + i * forward_pairs, matmul_bf16_forward_weight(wte, p->C),
-                         p->C, Vp);
-        matmul_bf16_pack(kernel->pack, backward + i * backward_pairs, matmul_bf16_backward_weight(wte, p->C),
-                         Vp, p->C);
-    }
-    const CrossEntropyBf16 of = {p->inp,    p->wte,     forward,   backward,
-                                 p->target, p->N,       p->C,      p->V,
-                                 Vp,        p->softcap, p->z_loss, {0, p->slices, p->slices, words, &alone}};
+    cross_entropy_bf16_open(&scratch, &ledger, memory, p->tokens, p->N, p->C, Vp, 1);
+    matmul_bf16_pack(kernel->pack, forward, matmul_bf16_forward_weight(p->wte, p->C), p->C, Vp);
+    matmul_bf16_pack(kernel->pack, backward, matmul_bf16_backward_weight(p->wte, p->C), Vp, p->C);
+    const CrossEntropyBf16 of = {p->inp, p->wte, forward, backward,   p->target, p->N,
+                                 p->C,   p->V,   Vp,      p->softcap, p->z_loss, &alone};
     cross_entropy_bf16_losses_cpu(r.only_loss, &of, &scratch, &matmul);
-    gradients_of(r.loss, r.dinp, NULL, p, &of, GRADIENT_SET, &scratch, &matmul);
+    cross_entropy_bf16_gradients_cpu(r.loss, r.dinp, NULL, &of, p->scale, GRADIENT_SET, &scratch, &matmul);
     const float* dinp = ops_copy(r.dinp, (size_t)p->N * p->C);
-    gradients_of(r.loss, r.dinp, r.dwte, p, &of, GRADIENT_SET, &scratch, &matmul);
+    cross_entropy_bf16_gradients_cpu(r.loss, r.dinp, r.dwte, &of, p->scale, GRADIENT_SET, &scratch, &matmul);
     EXPECT(ops_same_bits(dinp, r.dinp, (size_t)p->N * p->C), "%s: dinp without dwte", kernel->name);
     r.set = ops_copy(r.dwte, vc);
-    gradients_of(r.loss, r.dinp, r.dwte, p, &of, GRADIENT_ADD, &scratch, &matmul);
+    cross_entropy_bf16_gradients_cpu(r.loss, r.dinp, r.dwte, &of, p->scale, GRADIENT_ADD, &scratch, &matmul);
     memory_close(&ledger);
     return r;
 }
@@ -181,12 +157,10 @@ static void check(const Bf16Kernel* kernel, const Case* p, const Results* r) {
     }
 }
 
-static void test_slices(const Bf16Kernel* kernel, int slices, int N, int C, int V, int Vp, int tokens,
-                        float spread) {
+static void test_size(const Bf16Kernel* kernel, int N, int C, int V, int Vp, int tokens, float spread) {
     const float softcaps[] = {0, 3, 15}, z_losses[] = {0, 0, 0.01f};
     for (int i = 0; i < 3; i++) {
         Case p = case_open(N, C, V, Vp, tokens, spread);
-        p.slices = slices;
         p.softcap = softcaps[i];
         p.z_loss = z_losses[i];
         expect(&p);
@@ -194,10 +168,6 @@ static void test_slices(const Bf16Kernel* kernel, int slices, int N, int C, int 
         check(kernel, &p, &r);
         ops_close("classifier");
     }
-}
-
-static void test_size(const Bf16Kernel* kernel, int N, int C, int V, int Vp, int tokens, float spread) {
-    test_slices(kernel, 1, N, C, V, Vp, tokens, spread);
 }
 
 // A token that counts nowhere may hold anything.
@@ -282,11 +252,7 @@ TEST(cross_entropy_bf16) {
         test_size(&kernels[k], 40, 16, 300, 304, 40, 100);
         test_size(&kernels[k], 9, 3, 50, 50, 9, 1e4f);
         LARGE(test_size(&kernels[k], 150, 20, 2500, 2528, 96, 1));
-        test_slices(&kernels[k], 2, 70, 64, 100, 128, 32, 1);
-        test_slices(&kernels[k], 4, 126, 64, 100, 256, 32, 1);  // e waits in dwte; padding alone
-        test_slices(&kernels[k], 3, 40, 16, 300, 336, 40, 100); // from the largest logit of all
         // two chunks of words
-        LARGE(test_slices(&kernels[k], 2, 33, 33, 4200, 4224, 64, 0.5));
         test_no_target(&kernels[k]);
         test_nan(&kernels[k]);
         test_negative(&kernels[k]);

@@ -23,7 +23,7 @@ static void test_rounding(Bf16Pack pack) {
     uint32_t* packed = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS);
     float* x = ops_floats(COUNT);
     memcpy(x, bits, sizeof(bits));
-    bf16_pack_left(pack, packed, 0, (Matrix){x, COUNT, 1}, 0, 0, 1, COUNT);
+    bf16_pack_left(pack, packed, 0, (Matrix){x, COUNT, 1}, 1, COUNT);
     for (int k = 0; k < COUNT; k++) {
         const uint16_t got = (uint16_t)(packed[k / 2] >> 16 * (k % 2)), want = bf16_from_float(x[k]);
         EXPECT(got == want || (isnan(x[k]) && isnan(bf16_to_float(got))), "%08x became %04x, wanted %04x",
@@ -50,9 +50,9 @@ static void check_pack(Bf16Pack pack, int lines, int k, int is_left, int k_conti
     uint32_t* packed = (uint32_t*)(void*)ops_floats(tiles * tile);
     const size_t line = k_contiguous ? (size_t)all_k : 1, next = k_contiguous ? 1 : (size_t)all_lines;
     if (is_left) {
-        bf16_pack_left(pack, packed, tile, (Matrix){x, line, next}, I0, K0, lines, k);
+        bf16_pack_left(pack, packed, tile, matrix_at((Matrix){x, line, next}, I0, K0), lines, k);
     } else {
-        bf16_pack_right(pack, packed, tile, (Matrix){x, next, line}, K0, I0, k, lines);
+        bf16_pack_right(pack, packed, tile, matrix_at((Matrix){x, next, line}, K0, I0), k, lines);
     }
     for (int i = 0; i < tiles * BF16_TILE; i++) {
         for (int p = 0; p < bf16_steps(k) * BF16_STEP; p++) {
@@ -140,7 +140,7 @@ static void check_forward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, 
     const int N = p->N, C = p->C, OC = p->OC;
     float* out = ops_floats((size_t)N * OC);
     matmul_bf16_forward_cpu(out, p->inp, packed_weight(matmul_bf16_forward_weight(p->weight, C), C, OC),
-                            p->bias, N, C, OC, scratch);
+                            p->bias, (MatmulSizes){N, C, OC}, scratch);
     EXPECT_NEAR(ops_error(out, p->want.out, p->size.out, (size_t)N * OC), 0, limit, "%s: out of %d x %d x %d",
                 kernel->name, N, C, OC);
 }
@@ -166,18 +166,20 @@ static void check_backward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch,
     const int N = p->N, C = p->C, OC = p->OC;
     const size_t nc = (size_t)N * C, occ = (size_t)OC * C;
     float *dinp = ops_floats(nc), *dweight = ops_floats(occ), *dbias = ops_floats(OC);
-    matmul_bf16_backward_input_cpu(
-        dinp, p->dout, packed_weight(matmul_bf16_backward_weight(p->weight, C), OC, C), N, C, OC, scratch);
+    matmul_bf16_backward_input_cpu(dinp, p->dout,
+                                   packed_weight(matmul_bf16_backward_weight(p->weight, C), OC, C),
+                                   (MatmulSizes){N, C, OC}, scratch);
     EXPECT_NEAR(ops_error(dinp, p->want.dinp, p->size.dinp, nc), 0, limit, "%s: dinp of %d x %d x %d",
                 kernel->name, N, C, OC);
-    matmul_bf16_backward_weight_cpu(dweight, dbias, p->dout, p->inp, N, C, OC, GRADIENT_SET, scratch);
+    matmul_bf16_backward_weight_cpu(dweight, dbias, p->dout, p->inp, (MatmulSizes){N, C, OC}, GRADIENT_SET,
+                                    scratch);
     check_dbias(kernel, p, dbias, NULL);
     EXPECT_NEAR(ops_error(dweight, p->want.dweight, p->size.dweight, occ), 0, limit,
                 "%s: dweight of %d x %d x %d", kernel->name, N, C, OC);
     const double *old = ops_widen(p->weight, occ), *old_size = ops_absolute(old, occ);
     memcpy(dweight, p->weight, occ * sizeof(float));
     memcpy(dbias, p->bias, OC * sizeof(float));
-    matmul_bf16_backward_weight_cpu(dweight, dbias, p->dout, p->inp, N, C, OC, GRADIENT_ADD,
+    matmul_bf16_backward_weight_cpu(dweight, dbias, p->dout, p->inp, (MatmulSizes){N, C, OC}, GRADIENT_ADD,
                                     scratch); // onto known values
     check_dbias(kernel, p, dbias, p->bias);
     EXPECT_NEAR(
@@ -241,8 +243,8 @@ static void test_like_avx512(const Bf16Kernel* avx512) {
         a[i] *= i % 3 ? 1 : 1e-20f;
         b[i] *= i % 5 ? 1 : 1e20f;
     }
-    bf16_pack_left(bf16_vec_pack, left, 0, (Matrix){a, K, 1}, 0, 0, BF16_TILE, K);
-    bf16_pack_right(bf16_vec_pack, right, 0, (Matrix){b, BF16_TILE, 1}, 0, 0, K, BF16_TILE);
+    bf16_pack_left(bf16_vec_pack, left, 0, (Matrix){a, K, 1}, BF16_TILE, K);
+    bf16_pack_right(bf16_vec_pack, right, 0, (Matrix){b, BF16_TILE, 1}, K, BF16_TILE);
     bf16_product_vec_(got, 32, first, 32, left, right, 3, &bf16_nothing_ahead);
     avx512->product(want, 32, first, 32, left, right, 3, &bf16_nothing_ahead);
     for (int i = 0; i < 1024; i++) {
@@ -264,7 +266,7 @@ static void test_not_finite(const Bf16Kernel* kernel) {
         const float* weight = ops_normal(OC * C, 1);
         inp[7 * C + 30] = bad[i];
         matmul_bf16_forward_cpu(out, inp, packed_weight(matmul_bf16_forward_weight(weight, C), C, OC), NULL,
-                                N, C, OC, &scratch);
+                                (MatmulSizes){N, C, OC}, &scratch);
         for (int j = 0; j < N * OC; j++) {
             EXPECT(!isfinite(out[j]) == (j / OC == 7), "%s, %g in row 7: element %d is %g", kernel->name,
                    (double)bad[i], j, (double)out[j]);
@@ -289,11 +291,14 @@ static void test_threads(const Bf16Kernel* kernel, int N, int C, int OC) {
         out[t] = ops_floats(noc), dinp[t] = ops_floats(nc), dweight[t] = ops_floats(occ);
         dbias[t] = ops_floats(OC);
         matmul_bf16_forward_cpu(out[t], inp, packed_weight(matmul_bf16_forward_weight(weight, C), C, OC),
-                                bias, N, C, OC, &scratch);
-        matmul_bf16_backward_input_cpu(
-            dinp[t], dout, packed_weight(matmul_bf16_backward_weight(weight, C), OC, C), N, C, OC, &scratch);
-        matmul_bf16_backward_weight_cpu(dweight[t], dbias[t], dout, inp, N, C, OC, GRADIENT_SET, &scratch);
-        matmul_bf16_backward_weight_cpu(dweight[t], dbias[t], dout, inp, N, C, OC, GRADIENT_ADD, &scratch);
+                                bias, (MatmulSizes){N, C, OC}, &scratch);
+        matmul_bf16_backward_input_cpu(dinp[t], dout,
+                                       packed_weight(matmul_bf16_backward_weight(weight, C), OC, C),
+                                       (MatmulSizes){N, C, OC}, &scratch);
+        matmul_bf16_backward_weight_cpu(dweight[t], dbias[t], dout, inp, (MatmulSizes){N, C, OC},
+                                        GRADIENT_SET, &scratch);
+        matmul_bf16_backward_weight_cpu(dweight[t], dbias[t], dout, inp, (MatmulSizes){N, C, OC},
+                                        GRADIENT_ADD, &scratch);
         EXPECT(ops_same_bits(out[t], out[0], noc), "%s: out with %d threads", kernel->name, threads[t]);
         EXPECT(ops_same_bits(dinp[t], dinp[0], nc), "%s: dinp with %d threads", kernel->name, threads[t]);
         EXPECT(ops_same_bits(dbias[t], dbias[0], OC), "%s: dbias with %d threads", kernel->name, threads[t]);

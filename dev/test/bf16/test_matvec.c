@@ -6,13 +6,14 @@
 #include "llmc/bf16/matvec.h"
 #include "dev/test/lib/ops.h"
 
-typedef void (*Matvec)(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
-                       int OC);
+typedef void (*Matvec)(float* out, const float* inp, const float* weight, const float* bias,
+                       MatmulSizes sizes);
 
-static void bf16(float* out, const float* inp, const float* weight, const float* bias, int N, int C, int OC) {
+static void bf16(float* out, const float* inp, const float* weight, const float* bias, MatmulSizes sizes) {
+    const int C = sizes.C, OC = sizes.OC;
     uint32_t* packed = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(OC, C));
     matmul_bf16_pack(bf16_kernel().pack, packed, matmul_bf16_forward_weight(weight, C), C, OC);
-    matvec_bf16_forward_cpu(out, inp, packed, bias, N, C, OC);
+    matvec_bf16_forward_cpu(out, inp, packed, bias, sizes);
 }
 
 static double factor(Matvec matvec, float x) {
@@ -25,7 +26,7 @@ static void test_size(Matvec matvec, int N, int C, int OC, int has_bias) {
     float *out = ops_floats((size_t)N * OC), *alone = ops_floats((size_t)OC),
           *serial = ops_floats((size_t)N * OC);
     const int threads = threads_max();
-    matvec(out, inp, weight, has_bias ? bias : NULL, N, C, OC);
+    matvec(out, inp, weight, has_bias ? bias : NULL, (MatmulSizes){N, C, OC});
     for (int n = 0; n < N; n++) {
         for (int o = 0; o < OC; o++) {
             double want = has_bias ? bias[o] : 0, size = fabs(want);
@@ -37,11 +38,11 @@ static void test_size(Matvec matvec, int N, int C, int OC, int has_bias) {
             EXPECT_NEAR(out[n * OC + o], want, 4e-7 * size, "%d x %d x %d, row %d, column %d", N, C, OC, n,
                         o);
         }
-        matvec(alone, inp + n * C, weight, has_bias ? bias : NULL, 1, C, OC);
+        matvec(alone, inp + n * C, weight, has_bias ? bias : NULL, (MatmulSizes){1, C, OC});
         EXPECT(ops_same_bits(alone, out + n * OC, (size_t)OC), "%d x %d x %d: row %d alone", N, C, OC, n);
     }
     threads_set(1);
-    matvec(serial, inp, weight, has_bias ? bias : NULL, N, C, OC);
+    matvec(serial, inp, weight, has_bias ? bias : NULL, (MatmulSizes){N, C, OC});
     threads_set(threads);
     EXPECT(ops_same_bits(serial, out, (size_t)N * OC), "%d x %d x %d: one thread", N, C, OC);
     ops_close("matvec");

@@ -9,7 +9,7 @@ same bits, those of new tokens are means.
 
 #include "llmc/checkpoint/load_save.h"
 #include "llmc/checkpoint/more_tokens.h"
-#include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/tokenizer/bpe_train.h"
 #include "dev/test/lib/test.h"

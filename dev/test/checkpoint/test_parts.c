@@ -1,5 +1,5 @@
-// Files of a model that ranks have in parts: the optimizer's state is the same for every number of
-// slices, ranks and stages that wrote it; whole groups come from parts and go to them.
+// Files of a model that ranks have in parts: the optimizer's state is the same for every grid of
+// ranks that wrote it; whole groups come from parts and go to them.
 #include <pthread.h>
 
 #include "dev/test/lib/state_test.h"
@@ -17,11 +17,11 @@ static ModelConfig gpt2_of(int L, int C, int heads) {
     return cfg;
 }
 
-// Two heads of keys: 4 slices have two copies of each.
+// Four heads of keys.
 static ModelConfig qwen2(void) {
     ModelConfig cfg = gpt2_of(4, 32, 8);
     cfg.arch = ARCH_QWEN2;
-    cfg.KV = 2;
+    cfg.KV = 4;
     cfg.F = 96;
     cfg.has_head = 1;
     return cfg;
@@ -32,11 +32,11 @@ static RankPart part_of_rank(ModelConfig whole, GridShape shape, int zero, int r
     RankPart part;
     const Grid grid = grid_of(shape, rank);
     const GridMember data = grid_member(&grid, GRID_DATA);
-    const int u = shape.slices / shape.tensor, P = shape.pipeline, L = whole.L / P;
+    const int P = shape.pipeline, L = whole.L / P;
     ModelPart which = {0};
-    if (shape.slices > 1) {
-        which.first_slice = grid.tensor_rank * u, which.slices = u, which.of_slices = shape.slices;
-        whole.Vp = model_padded_vocab_of_slices(whole.V, shape.slices);
+    if (shape.tensor > 1) {
+        which.tensor_rank = grid.tensor_rank, which.tensor_ranks = shape.tensor;
+        whole.Vp = model_padded_vocab_of_ranks(whole.V, shape.tensor);
     }
     if (grid_experts(shape) > 1) {
         const GridMember experts = grid_member(&grid, GRID_EXPERTS);
@@ -70,7 +70,7 @@ static void visit_range(const CheckpointPart* part, const ZeroRange* range, int 
     const size_t step = s->shape == SLOT_BLOCKS ? OPTIMIZER_BLOCK : 1;
     char* array = (char*)state_array(&part->state, slot, range);
     for (size_t i = 0; i < range->count && array; i += step, array += s->element_bytes) {
-        const PartRun run = part_run(row, part->of.whole, part->of.own.part, range->copy, range->before + i);
+        const PartRun run = part_run(row, part->of.whole, part->of.own.part, range->before + i);
         const float value = value_of(slot, row, tensor_copy(whole, l), run.whole / step),
                     found = s->element_bytes == 1 ? *(uint8_t*)array : *(float*)(void*)array;
         if (is_check && found != value) {
@@ -153,9 +153,9 @@ static void elastic(Optimizer optimizer, ModelConfig whole, const GridShape* sha
 
 static Optimizer adamw(OptimizerName name) { return optimizer_of(name, 0, MASTER_NONE); }
 
-// t, c, D, P, s
-static const GridShape GRIDS[] = {{1, 1, 1, 1, 1}, {1, 1, 3, 1, 1}, {1, 1, 1, 1, 2}, {2, 1, 1, 1, 4},
-                                  {4, 1, 2, 1, 4}, {1, 1, 1, 2, 1}, {2, 2, 1, 4, 2}, {2, 1, 1, 2, 4}};
+// t, c, D, P
+static const GridShape GRIDS[] = {{1, 1, 1, 1, 1}, {1, 1, 3, 1, 1}, {2, 1, 1, 1, 1}, {4, 1, 1, 1, 1},
+                                  {4, 1, 2, 1, 1}, {1, 1, 1, 2, 1}, {2, 2, 1, 4, 1}, {2, 1, 1, 2, 1}};
 enum { COUNT = sizeof(GRIDS) / sizeof(GRIDS[0]) };
 
 SERIAL_TEST(parts_elastic) {
@@ -164,9 +164,9 @@ SERIAL_TEST(parts_elastic) {
     elastic(adamw(OPTIMIZER_ADAMW8BIT), gpt2_of(1, 256, 4), GRIDS, 5);
 }
 
-// t, c, D, P, s, e
+// t, c, D, P, e
 static const GridShape EXPERTS[] = {
-    {1, 1, 1, 1, 1, 1}, {1, 1, 3, 1, 1, 1}, {1, 1, 2, 1, 1, 2}, {1, 1, 4, 1, 1, 2}, {1, 1, 4, 1, 1, 4}};
+    {1, 1, 1, 1, 1}, {1, 1, 3, 1, 1}, {1, 1, 2, 1, 2}, {1, 1, 4, 1, 2}, {1, 1, 4, 1, 4}};
 
 static ModelConfig mixtral(int C) {
     ModelConfig cfg = gpt2_of(2, C, 4);
@@ -181,26 +181,27 @@ SERIAL_TEST(parts_experts) {
     elastic(adamw(OPTIMIZER_ADAMW8BIT), mixtral(256), EXPERTS, 5);
 }
 
-SERIAL_TEST(parts_three_slices) {
-    static const GridShape grids[] = {{1, 1, 1, 1, 1}, {3, 1, 1, 1, 3}, {1, 1, 2, 1, 2}, {2, 1, 1, 1, 6}};
+SERIAL_TEST(parts_three_ranks) {
+    static const GridShape grids[] = {{1, 1, 1, 1, 1}, {3, 1, 1, 1, 1}, {2, 1, 2, 1, 1}, {6, 1, 1, 1, 1}};
     elastic(adamw(OPTIMIZER_ADAMW), gpt2_of(2, 48, 6), grids, 4);
 }
 
 // ---- damaged metadata ----
 
 typedef struct {
-    const char *ranges[2], *slices[2], *total; // of two files; NULL: none
+    const char *ranges[2], *tensor[2], *total; // of two files; NULL: none
     const char* error;
 } Damage;
 
-static void write_file(const char* name, const char* ranges, const char* slices, const char* total,
+static void write_file(const char* name, const char* ranges, const char* tensor, const char* total,
                        size_t count) {
     SafeTensorsWriter writer;
     float* zeros = (float*)check_alloc(count, sizeof(float), "zeros");
     safetensors_writer_open(&writer, test_path(name));
     safetensors_writer_metadata(&writer, "ranges", ranges);
-    if (slices) {
-        safetensors_writer_metadata(&writer, "slices", slices);
+    if (tensor) {
+        const int is_old = tensor[0] == 's'; // s4: in 4 slices
+        safetensors_writer_metadata(&writer, is_old ? "slices" : "tensor", tensor + is_old);
     }
     safetensors_writer_metadata(&writer, "total", total);
     safetensors_writer_declare(&writer, "m", SAFETENSORS_F32, 1, &count);
@@ -221,7 +222,7 @@ static void body_read_damaged(const void* damage) {
     state.files = files;
     state.num_files = 2;
     for (int i = 0; i < 2; i++) {
-        write_file(files[i].name, d->ranges[i], d->slices[i], d->total, i ? 54336 - 100 : 100);
+        write_file(files[i].name, d->ranges[i], d->tensor[i], d->total, i ? 54336 - 100 : 100);
     }
     checkpoint_parts_open(&parts, &state, test_tmpdir(), adamw(OPTIMIZER_LION), &of);
     checkpoint_parts_close(&parts);
@@ -229,22 +230,31 @@ static void body_read_damaged(const void* damage) {
 
 // The model has 54336 elements.
 TEST(parts_damaged) {
-    static const Damage good = {{"0-100", "100-54336"}, {"4", "4"}, "54336", NULL};
+    static const Damage good = {{"0-100", "100-54336"}, {"4", "4"}, "54336", NULL},
+                        one_slice = {{"0-100", "100-54336"}, {"s1", NULL}, "54336", NULL};
     static const Damage damaged[] = {
-        {{"0-100", "100-54336"}, {"3", "3"}, "54336", "slices: 3, which the model cannot have: 4 heads"},
-        {{"0-100", "100-54336"}, {"0", "0"}, "54336", "slices: 0, which the model cannot have: 4 heads"},
+        {{"0-100", "100-54336"},
+         {"3", "3"},
+         "54336",
+         "tensor: 3, into which the model cannot be cut: 4 heads"},
+        {{"0-100", "100-54336"},
+         {"0", "0"},
+         "54336",
+         "tensor: 0, into which the model cannot be cut: 4 heads"},
         {{"0-100", "100-54336"},
          {"99999999999", "4"},
          "54336",
-         "slices: 99999999999, wanted at most the number of heads, 4"},
-        {{"0-100", "100-54336"}, {"four", "4"}, "54336", "slices: \"four\", wanted a number"},
-        {{"0-100", "100-54336"}, {"4x", "4"}, "54336", "slices: \"x\" after the number"},
-        {{"0-100", "100-54336"}, {"4", NULL}, "54336", "slices: 1, wanted 4"},
+         "tensor: 99999999999, wanted at most the number of heads, 4"},
+        {{"0-100", "100-54336"}, {"four", "4"}, "54336", "tensor: \"four\", wanted a number"},
+        {{"0-100", "100-54336"}, {"4x", "4"}, "54336", "tensor: \"x\" after the number"},
+        {{"0-100", "100-54336"}, {"4", NULL}, "54336", "tensor: 1, wanted 4"},
+        {{"0-100", "100-54336"}, {"s4", "s4"}, "54336", "in 4 slices, |5e8cb2dd|--tensor-slices 1|--model"},
         {{"0-100", "99-54336"}, {"4", "4"}, "54336", "the parts do not fit"},
         {{"0-100", "101-54336"}, {"4", "4"}, "54336", "the parts do not fit"},
         {{"0-100", "100-54335"}, {"4", "4"}, "54336", "optimizer state of 54335 elements"},
         {{"0-100", "100-54336"}, {"4", "4"}, "54337", "a part of 54337 elements"}};
     body_read_damaged(&good);
+    body_read_damaged(&one_slice);
     for (size_t i = 0; i < sizeof(damaged) / sizeof(damaged[0]); i++) {
         EXPECT(test_dies(body_read_damaged, &damaged[i], 1, damaged[i].error), "%s", damaged[i].error);
     }
@@ -467,15 +477,14 @@ static void quantize(Quantized* q) {
     }
 }
 
-// A slice has the blocks, and the numbers, of the whole model.
-static void expect_slice(const Quantized* part, const Quantized* whole, int row, int k) {
+// A part has the blocks, and the numbers, of the whole model.
+static void expect_part(const Quantized* part, const Quantized* whole, int row, int k) {
     const TensorRow *r = &part->floats[row], *of_whole = &whole->rows[row];
     const size_t step = quantized_is_matrix(r) ? QUANTIZED_BLOCK : 1, bytes = of_whole->element_bytes;
     for (size_t at = 0; at < tensor_layer_elements(r); at += step) {
-        const PartRun run = part_run(r, whole->cfg, part->cfg.part, k, at);
+        const PartRun run = part_run(r, whole->cfg, part->cfg.part, at);
         const char *here = (char*)tensor_at_layer(&part->rows[row], part->memory, k) + at / step * bytes,
-                   *there = (char*)tensor_at_layer(of_whole, whole->memory, k / r->slices) +
-                            run.whole / step * bytes;
+                   *there = (char*)tensor_at_layer(of_whole, whole->memory, k) + run.whole / step * bytes;
         if (memcmp(here, there, bytes) != 0) {
             EXPECT(0, "%s, copy %d, element %zu", r->name, k, at);
             return;
@@ -484,8 +493,8 @@ static void expect_slice(const Quantized* part, const Quantized* whole, int row,
 }
 
 TEST(parts_quantized) {
-    const GridShape shape = {1, 1, 1, 1, 2};
-    const RankPart of = part_of_rank(gpt2_of(2, 64, 2), shape, 0, 0);
+    const GridShape shape = {2, 1, 1, 1, 1};
+    const RankPart of = part_of_rank(gpt2_of(2, 64, 2), shape, 0, 1);
     Quantized whole = quantized_of(of.whole), part = quantized_of(of.own);
     free(whole.from);
     whole.from = (char*)whole_model(of.whole);
@@ -500,7 +509,7 @@ TEST(parts_quantized) {
     quantize(&part);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int k = 0; k < part.floats[i].layers; k++) {
-            expect_slice(&part, &whole, i, k);
+            expect_part(&part, &whole, i, k);
         }
     }
     free(whole.from), free(whole.memory);

@@ -212,7 +212,7 @@ test_full_disk() {
     good "two runs to compare" "${tiny[@]}" --out compare_1
     good "and another" "${tiny[@]}" --out compare_2
     local look
-    for look in --help --version --plan --print-config --verify-data '--compare compare_1,compare_2' '--report compare_1'; do
+    for look in --help --version --plan --print-config '--compare compare_1,compare_2' '--report compare_1'; do
         # shellcheck disable=SC2086
         "$trainer" $look >/dev/full 2>stderr </dev/null
         status=$?
@@ -334,16 +334,6 @@ test_sources() {
     check "are the same run" same_numbers bare headed
     good "documents" "${tiny[@]}" --train-data 'train_*.bin' --vocab-size 97 --out aligned --pack aligned
     check "are counted" grep -q '^source train_\*.bin: 400 tokens, .* documents, packed (aligned) into .* rows, ' stdout
-}
-
-test_verify() {
-    good "sound files" --verify-data --train-data 'train_*.bin' --val-data wide.bin --vocab-size 70000
-    check "a line each" [ "$(grep -c '^ok ' stdout)" = 3 ]
-    train --verify-data --train-data 'train_*.bin,high_id.bin,truncated.bin' --val-data empty.bin --vocab-size 100
-    check "bad files: exit status $status" [ $status = 1 ]
-    check "all of them are named" [ "$(grep -c '^BAD .*\(high_id\|truncated\|empty\).bin: ' stdout)" = 3 ]
-    check "and counted" grep -qx '3 bad files' stdout
-    good "the built-in stories" --verify-data
 }
 
 # A validation covers the same sequences whatever the micro-batch, and says which part of the data
@@ -524,10 +514,6 @@ test_models() {
     check "says that words are none of llama.cpp's" grep -q "^warning: model.gguf has no tokenizer" stderr
     good "export of bytes for llama.cpp" "${tiny[@]}" --train-data text.txt --export-gguf bytes.gguf
     check "has a tokenizer of bytes" grep -q tokenizer.ggml.merges bytes.gguf
-    good "export for llm.c, of bytes" "${tiny[@]}" --train-data text.txt --export-llmc bytes.bin
-    check "has its tokenizer beside it" grep -q "^bytes_tokenizer.bin: " stdout
-    good "which is read" "${shards[@]/100/257}" "${tiny[@]}" --tokenizer bytes_tokenizer.bin --prompt A
-    check "words have none" [ ! -e model_tokenizer.bin ]
     good "export in bf16" "${batch[@]}" --model model.bin --steps 0 --eval-every 0 --export-llmc bf16.bin --export-dtype bf16
     check "is half as long" [ $((2 * $(stat -c %s bf16.bin) - 1024)) = "$(stat -c %s model.bin)" ]
     good "the model in bf16" "${batch[@]}" --eval-batches 2 --model bf16.bin --steps 0 --out reload_3
@@ -577,7 +563,7 @@ test_scores() {
 test_tasks() {
     local fixtures=$root/dev/ref/fixtures/tasks line
     local alone=(--steps 0 --model "$fixtures/model.bin" --seq-len 64) tokens=(--tokenizer bytes/step_00000001)
-    local choices=$fixtures/hellaswag.jsonl,$fixtures/choices.bin
+    local choices=$fixtures/hellaswag.jsonl,$fixtures/choices.jsonl
     good "bytes" "${model[@]}" "${batch[@]}" "${text[@]}" --steps 1 --out bytes
     check "have as many bits as bytes" \
         near "$(values val bpb bytes/log.jsonl | tail -n 1)" "$(awk -v l="$(values val loss bytes/log.jsonl | tail -n 1)" \
@@ -603,8 +589,6 @@ test_tasks() {
         } END { printf "%g\n%g\n", right[0] / 20, right[1] / 20 }' "$fixtures/losses.txt" >wanted
     check "chooses as transformers does: $(paste -s wanted)" cmp wanted \
         <(for key in acc acc_norm; do values task $key evaluated/log.jsonl | head -n 1; done)
-    check "llm.c's file is the same" [ "$(grep '"name":"hellaswag"' evaluated/log.jsonl | cut -d , -f 4-)" = \
-        "$(grep '"name":"choices"' evaluated/log.jsonl | cut -d , -f 4-)" ]
     check "knows what the model would say" grep -q '"name":"continuations","acc":0.5,' evaluated/log.jsonl
     check "has the loss of the text" near "$(values task loss evaluated/log.jsonl | tail -n 1)" \
         "$(awk '$1 == "text.txt" { nats += $4; n += $5 } END { print nats / n }' "$fixtures/losses.txt")" 1e-5
@@ -612,9 +596,10 @@ test_tasks() {
         --perplexity "$fixtures/text.txt" --stride 24 --batch 1 --out evaluated_1 --out-scores scores.jsonl
     test_scores "$fixtures"
     check "is the same" diff <(grep task evaluated/log.jsonl | tail -n 4) <(grep task evaluated_1/log.jsonl | tail -n 4)
-    good "shards without a tokenizer" "${alone[@]}" --perplexity train_0.bin --tasks "$fixtures/choices.bin" --tasks-max 3
+    good "shards without a tokenizer" "${alone[@]}" --perplexity train_0.bin
     check "have a perplexity" grep -q 'train_0.bin | loss [0-9.]* | perplexity [0-9.]* | 399 tokens$' stdout
-    check "of three examples" grep -q '^task choices: 3 examples, 12 endings' stdout
+    good "three examples" "${alone[@]}" "${tokens[@]}" --tasks "$fixtures/hellaswag.jsonl" --tasks-max 3
+    check "have their endings" grep -q '^task hellaswag: 3 examples, 12 endings' stdout
 
     good "tasks in training" "${model[@]}" --seq-len 64 --batch 2 "${text[@]}" --steps 5 --eval-every 2 --samples 0 \
         --tasks "$fixtures/continuations.jsonl" --tasks-every 2 --out run --out-scores run/scores.jsonl
@@ -623,45 +608,25 @@ test_tasks() {
     good "tasks of a finished run" "${model[@]}" --seq-len 64 --batch 2 "${text[@]}" --out run --resume on --steps 5
     check "are not repeated" [ "$(steps_of task run/log.jsonl)" = "2 4 5 " ]
 
-    bad 2 "--tasks-max|--tasks, --hellaswag, --core or --perplexity" "${tiny[@]}" --tasks-max 3
-    bad 2 "--out-scores s.jsonl|--tasks, --hellaswag, --core or --perplexity" "${tiny[@]}" --out-scores s.jsonl
-    cp "$fixtures/choices.bin" choices.bin
-    bad 2 "--out-scores choices.bin: the run reads this file" "${alone[@]}" --tasks choices.bin --out-scores choices.bin
-    check "which is as it was" cmp choices.bin "$fixtures/choices.bin"
-    bad 1 "--out-scores nodir/s.jsonl" "${alone[@]}" --tasks choices.bin --out-scores nodir/s.jsonl
+    bad 2 "--tasks-max|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --tasks-max 3
+    bad 2 "--out-scores s.jsonl|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --out-scores s.jsonl
+    cp "$fixtures/choices.jsonl" .
+    bad 2 "--out-scores choices.jsonl: the run reads this file" "${alone[@]}" "${tokens[@]}" --tasks choices.jsonl \
+        --out-scores choices.jsonl
+    check "which is as it was" cmp choices.jsonl "$fixtures/choices.jsonl"
+    bad 1 "--out-scores nodir/s.jsonl" "${alone[@]}" "${tokens[@]}" --tasks choices.jsonl --out-scores nodir/s.jsonl
     bad 2 "--stride|--perplexity" "${tiny[@]}" --stride 3
     bad 2 "--stride is 65|--seq-len 64" "${alone[@]}" "${tokens[@]}" --perplexity text.txt --stride 65
-    bad 2 "--save-every 1|nothing to save" "${alone[@]}" --tasks "$fixtures/choices.bin" --save-every 1 --out refused
-    bad 2 "--resume|--model" --steps 0 --tasks "$fixtures/choices.bin" --out run --resume auto --override
+    bad 2 "--save-every 1|nothing to save" "${alone[@]}" --tasks "$fixtures/choices.jsonl" --save-every 1 --out refused
+    bad 2 "--resume|--model" --steps 0 --tasks "$fixtures/choices.jsonl" --out run --resume auto --override
     bad 1 "nowhere.jsonl" "${alone[@]}" "${tokens[@]}" --tasks nowhere.jsonl
+    bad 1 "train_0.bin|not JSON lines" "${alone[@]}" "${tokens[@]}" --tasks train_0.bin
     bad 1 "continuations.jsonl|--tokenizer" "${alone[@]}" --tasks "$fixtures/continuations.jsonl"
     bad 1 "text.txt|--tokenizer" "${alone[@]}" --perplexity text.txt
     { cat "$fixtures/schema.jsonl" && echo '{"continuation":"x","gold":0}'; } >schema.jsonl
     line=schema.jsonl:21
     bad 1 "$line: found the fields {gold, continuation}, wanted gold, context_options, continuation" "${alone[@]}" \
         "${tokens[@]}" --tasks schema.jsonl
-}
-
-# The bundle of dev/ref/fixtures/core, whose choices transformers computed. After test_tasks.
-test_core() {
-    local fixtures=$root/dev/ref/fixtures
-    local file core=(--steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 --core "$fixtures/core") tokens=(--tokenizer bytes/step_00000001)
-    good "CORE" "${core[@]}" "${tokens[@]}" --out core --out-scores core.jsonl
-    check "each choice is that of transformers" cmp <(grep -v '^#' "$fixtures/core/predictions.txt") <(sed -E \
-        's/.*"task":"([^"]*)","index":([0-9]+),.*("prediction_norm":|"correct":)(true|false|[0-9]+).*/\1 \2 \4/; s/true$/1/; s/false$/0/' core.jsonl)
-    check "and so is CORE" near "$(values core core core/log.jsonl)" "$(sed -n 's/^# CORE //p' "$fixtures/core/predictions.txt")" 1e-5
-    check "of each task" cmp <(sed -n 's/^# .* centered //p' "$fixtures/core/predictions.txt") \
-        <(values task centered core/log.jsonl | xargs -n 1 printf '%.6f\n')
-    good "few examples" "${core[@]}" "${tokens[@]}" --tasks-max 7
-    check "of each task" [ "$(grep -c '^task core/.*: 7 examples' stdout)" = 6 ]
-    cp -r "$fixtures/core" bundle
-    for file in bundle/eval_data/a/choices.jsonl bundle/eval_data/b/language.jsonl; do
-        bad 2 "--out-scores $file: the run reads this file" "${core[@]::7}" bundle "${tokens[@]}" --out-scores $file
-    done
-    bad 2 "--out-scores bundle/core.yaml: a file of bundle, which the run reads" "${core[@]::7}" bundle "${tokens[@]}" --out-scores bundle/core.yaml
-    check "the bundle is whole" diff -r "$fixtures/core" bundle
-    bad 1 "choices.jsonl: text, wanted a --tokenizer" "${core[@]}"
-    bad 1 "nodir/core.yaml" --steps 0 --model "$fixtures/tasks/model.bin" --seq-len 64 "${tokens[@]}" --core nodir
 }
 
 # An enormous norm weight makes every logit infinite: all updates are skipped, and the run gives up.
@@ -981,7 +946,6 @@ test_quiet
 test_intervals
 test_data
 test_sources
-test_verify
 test_validation
 test_learning
 test_same_numbers
@@ -994,7 +958,6 @@ test_find_lr
 test_models
 test_freeze
 test_tasks
-test_core
 test_not_finite
 test_older_checkpoint
 test_resume

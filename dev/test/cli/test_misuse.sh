@@ -68,8 +68,6 @@ test_names() {
     check "without the escape" [ "$(grep -c $'\e' stdout)" = 0 ]
     bad 1 "x?[31m.jsonl: " "${brief[@]}" --steps 1 --train-data "$escape.jsonl"
     check "an error has none" [ "$(grep -c $'\e' stderr)" = 0 ]
-    good "verified" --train-data "$escape.txt" --verify-data
-    check "none in the list" [ "$(grep -c $'\e' stdout)" = 0 ]
 }
 
 # ---- two at a time ----
@@ -242,20 +240,15 @@ test_exports() {
     echo mine >x.bin.part
     good "an export" "${brief[@]}" --steps 1 --export-llmc x.bin
     check "beside a file of the user's" grep -q mine x.bin.part
-    good "an export with a tokenizer" "${brief[@]}" "${text[@]}" --steps 2 --out exported --export-llmc y.bin
-    check "announces both files" grep -q '^export: y.bin and y_tokenizer.bin' stdout
+    good "an export beside a run" "${brief[@]}" "${text[@]}" --steps 2 --out exported --export-llmc y.bin
+    check "is announced" grep -q '^export: y.bin$' stdout
     good "and again" --model exported --steps 0 --export-llmc y.bin
-    echo mine >y_tokenizer.bin
-    bad 2 "--export-llmc y.bin: y_tokenizer.bin exists and is no tokenizer of llm.c's" --model exported --steps 0 --export-llmc y.bin
-    check "it is there" grep -q mine y_tokenizer.bin
-    bad 2 "y_tokenizer.bin: the same file as --export-" --model exported --steps 0 --export-llmc y.bin --export-gguf "$(rm y_tokenizer.bin && echo y_tokenizer.bin)"
     bad 2 "model.safetensors: a file of exported, which the run reads" --model exported --steps 0 --export-gguf exported/step_00000002/model.safetensors
     bad 2 "log.jsonl: the run writes this file itself" --out exported --resume on --export-gguf exported/log.jsonl
     local own
     for own in run.lock run.stop log.jsonl.3 main.log.1 tokenizer.json step_00000009; do
         bad 2 "$own: the run writes this file itself" --out exported --resume on --export-gguf exported/$own
     done
-    bad 2 "text.txt.xxh64: the run looks for a file of this name" --out exported --resume on --export-gguf text.txt.xxh64
     good "the model is whole" --model exported --steps 0 --export-gguf exported/model.gguf
     good "a .gguf in its directory is replaced" --model exported --steps 0 --export-gguf exported/model.gguf
 }
@@ -271,9 +264,10 @@ test_out_texts() {
         bad 2 "--out-texts $file: a file of texts, which the run reads" --model texts --prompts prompts.jsonl --out-texts $file
         check "$file is there" cmp before $file
     done
-    for file in texts.bin texts_tokenizer.bin prompts.jsonl; do
+    cp texts/step_00000002/tokenizer.json texts.json
+    for file in texts.bin texts.json prompts.jsonl; do
         cp $file before
-        bad 2 "--out-texts $file: the run reads this file" --model texts.bin --tokenizer texts_tokenizer.bin --prompts prompts.jsonl --out-texts $file
+        bad 2 "--out-texts $file: the run reads this file" --model texts.bin --tokenizer texts.json --prompts prompts.jsonl --out-texts $file
         check "$file is there" cmp before $file
     done
     cp -r texts damaged
@@ -646,7 +640,6 @@ conversion_alone() {
     check "neither validates nor samples" [ -z "$(grep -E 'val loss [0-9]|sample:' stdout)" ]
     good "a conversion of a run" --model "$own" --steps 0 --sample-every 0 --out beside/x --export-gguf beside/x.gguf --export-llmc beside/x.bin
     check "the same file for llm.c" cmp alone/x.bin beside/x.bin
-    check "its tokenizer, too" cmp alone/x_tokenizer.bin beside/x_tokenizer.bin
     check "the same for llama.cpp" cmp alone/x.gguf beside/x.gguf
     good "with a validation and a sample" --model "$own" --steps 0 "${text[@]}" --batch 2 --eval-batches 2 --prompt "the" --export-llmc alone/y.bin
     check "validates" grep -q 'val loss [0-9]' stdout

@@ -67,11 +67,11 @@ test_few_batches() {
     same "--batch-schedule, 2 x 3 ranks" two_batches few_batches
 }
 
-# Slices and stages: each process has some slices of some layers.
-test_slices() {
-    trains 1 s2 "${run[@]}" "${llama[@]}" --zero 1 --tensor-slices 2
+# Tensor ranks and stages: each process has parts of some layers.
+test_tensor() {
+    trains 2 t2 "${run[@]}" "${llama[@]}" --zero 1 --tensor-parallel 2
     trains 4 t2p2 "${run[@]}" "${llama[@]}" --zero 1 --pipeline-parallel 2 --tensor-parallel 2
-    same_weights "2 tensor ranks x 2 stages" s2 t2p2
+    same_weights "2 tensor ranks x 2 stages" t2 t2p2
 }
 
 # Any grid continues what another has saved.
@@ -89,8 +89,10 @@ test_model() { stages "$*" "${small[@]}" "$@"; }
 
 test_tasks() {
     local fixtures=$root/dev/ref/fixtures/tasks
-    trains 1 tasks_1 --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin"
-    trains 2 tasks_2 --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin" --pipeline-parallel 2
+    local tasks=(--steps 0 --model "$fixtures/model.bin" --tokenizer "$fixtures/tokenizer.json" --batch 4
+        --tasks "$fixtures/hellaswag.jsonl")
+    trains 1 tasks_1 "${tasks[@]}"
+    trains 2 tasks_2 "${tasks[@]}" --pipeline-parallel 2
     check "the same scores: $(grep -c '"kind":"task"' tasks_1/log.jsonl)" \
         cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_2/log.jsonl)
 }
@@ -159,11 +161,11 @@ test_gpu_data() {
     same "--zero 2, 2 x 2 GPUs" g2_2 g4_2
 }
 
-test_gpu_slices() {
+test_gpu_tensor() {
     local run
-    trains 1 g_slices "${gpu_run[@]}" "${llama[@]}" --zero 1 --tensor-slices 2
+    trains 2 g_tensor "${gpu_run[@]}" "${llama[@]}" --zero 1 --tensor-parallel 2
     in_any_order 4 g_t2 "${gpu_run[@]}" "${llama[@]}" --zero 1 --pipeline-parallel 2 --tensor-parallel 2
-    for run in 1 2 3; do same_weights "2 tensor ranks x 2 GPUs, run $run" g_slices g_t2_$run; done
+    for run in 1 2 3; do same_weights "2 tensor ranks x 2 GPUs, run $run" g_tensor g_t2_$run; done
 }
 
 # A checkpoint of two stages, continued by four, by one GPU, and by the CPU trainer.
@@ -193,7 +195,7 @@ if [ $is_gpu ]; then
     cases <<'END'
 gpu
 gpu_data
-gpu_slices
+gpu_tensor
 gpu_elastic
 gpu_model --arch nanochat --own-head on
 gpu_model --arch qwen3 --own-head on --window 8 --window-pattern SL
@@ -208,7 +210,7 @@ data 0
 data 1
 data 2
 few_batches
-slices
+tensor
 elastic
 model --arch llama --kv-heads 2 --own-head on
 model --freeze wte,wpe,blocks[1],mlp[3]

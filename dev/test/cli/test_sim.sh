@@ -48,7 +48,8 @@ check "resumed, has the same bits" cmp {gpu_eight,gpu_eight_again}/step_00000006
 
 # Shares of 20 examples: the same, since the losses are nearly those of the CPU trainer
 # (test_gpt2.cu).
-tasks=(--steps 0 --model "$top/dev/ref/fixtures/tasks/model.bin" --tasks "$top/dev/ref/fixtures/tasks/choices.bin")
+fixtures=$top/dev/ref/fixtures/tasks
+tasks=(--steps 0 --model "$fixtures/model.bin" --tokenizer "$fixtures/tokenizer.json" --tasks "$fixtures/hellaswag.jsonl")
 scores() { grep '^{"kind":"task"' "$1/log.jsonl"; }
 check "tasks on the CPU" "$cpu" "${tasks[@]}" --out cpu_tasks
 check "tasks on the GPU" "$gpu" "${tasks[@]}" --tf32 off --out gpu_tasks

@@ -119,110 +119,17 @@ packed() {
     bad 1 "short.jsonl.$ending: truncated" "${vocab[@]}" --out "short_$ending" "short.jsonl.$ending"
 }
 
-# ---- clean data ----
-
-# Documents that --filter keeps have the shards of a file that has only these.
-test_filters() {
-    local cut=("${vocab[@]}" --shard-tokens 300 --val-tokens 100)
-    local run=("${cut[@]}" --filter 'id > 20' --filter 'meta.kind = odd')
-    awk '{ printf "{\"id\": %s, \"meta\": {\"kind\": \"%s\"}, \"text\": \"%s\"}\n", NR % 9 ? NR : "null", NR % 2 ? "odd" : "even", $0 }' \
-        lines.txt >scored.jsonl
-    awk 'NR > 20 && NR % 2 && NR % 9 { printf "{\"text\": \"%s\"}\n", $0 }' lines.txt >kept.jsonl
-    good "what is kept" "${cut[@]}" --out sifted kept.jsonl
-    good "filters" "${run[@]}" --out filtered scored.jsonl
-    check "the same shards" same_shards sifted filtered
-    check "it says how many are dropped" grep -q '^--filter dropped 187 documents; 44 more lack a field' stdout
-    mkdir part_train_000007.bin
-    bad 1 "part_train_000007.bin: cannot write" "${run[@]}" --out part scored.jsonl
-    rmdir part_train_000007.bin
-    bad 2 "--filter is id > 20, but|says id > 20, meta.kind = odd" "${cut[@]}" --filter 'id > 20' --out part scored.jsonl
-    good "the rest" "${run[@]}" --out part scored.jsonl
-    check "the same shards" same_shards sifted part
-    check "the same number" grep -q '^--filter dropped 187 documents; 44 more lack a field' stdout
-    good "standard input" "${run[@]}" --out piped --format jsonl - <scored.jsonl
-    check "the same shards" same_shards sifted piped
-    bad 2 "--filter: found 'id'|wanted FIELD" "${cut[@]}" --filter id --out never scored.jsonl
-    bad 1 'scored.jsonl: no document has the field "size" with a number' "${cut[@]}" --filter 'size > 3' --out never scored.jsonl
-    bad 1 'no column "size"|meta.score' "${cut[@]}" --filter 'size > 3' --out never "$parquet"
-    bad 1 "lines.txt: plain text has no fields" "${cut[@]}" --filter 'id > 3' --out never lines.txt
-    check "bad filters leave nothing behind" [ "$(echo never*)" = 'never*' ]
-}
-
-# 60 documents of random words, 10 copies of them and 10 that are nearly copies; a task has words of
-# the fifth.
-make_repeated() {
-    awk 'BEGIN { srand(4)
-        for (i = 1; i <= 60; i++) { t = ""; for (w = 0; w < 80; w++) t = t " w" int(5000 * rand()); text[i] = t }
-        for (i = 1; i <= 60; i++) print "{\"text\": \"" text[i] "\"}"
-        for (i = 1; i <= 20; i++) print "{\"text\": \"" text[i] (i > 10 ? " and more" : "") "\"}" }' >repeated.jsonl
-    sed -n '5{s/.*"text": " *//;s/"}//;p}' repeated.jsonl | cut -d ' ' -f 20-45 |
-        sed 's/\(.*\) \([^ ]*\)$/{"context": "\U\1,\E", "continuation": "\2"}/' >test.jsonl
-}
-
-test_dedup() {
-    local cut=("${vocab[@]}" --shard-tokens 3000 --val-tokens 1000) n
-    make_repeated
-    head -n 60 repeated.jsonl >first.jsonl
-    { head -n 60 repeated.jsonl && tail -n 10 repeated.jsonl; } >different.jsonl
-    sed 5d first.jsonl >clean.jsonl
-    for n in first different clean; do good "$n" "${cut[@]}" --out $n $n.jsonl; done
-    good "exact" "${cut[@]}" --dedup exact --dropped exact.dropped --out exact repeated.jsonl
-    check "the same shards" same_shards different exact
-    check "it says how many" grep -q '^--dedup exact dropped 10 of 80 documents' stdout
-    check "the list" [ "$(sed -n 10p exact.dropped)" = \
-        '{"path":"repeated.jsonl","document":70,"reason":"duplicate","first":{"path":"repeated.jsonl","document":10}}' ]
-    for n in 1 3; do
-        good "near, $n threads" "${cut[@]}" --dedup near --dedup-memory 0.03125 --threads $n --dropped near.dropped --out near$n repeated.jsonl
-        check "the same shards" same_shards first near$n
-        check "20 dropped" [ "$(grep -c '"reason":"duplicate"' near.dropped)" = 20 ]
-        check "it says what fits" grep -q '^--dedup-memory: 0.03 GB hold 5,[0-9,]* documents' stdout
-    done
-    good "all" "${cut[@]}" --dedup near --decontaminate test.jsonl --dropped all.dropped --out all repeated.jsonl
-    check "the same shards" same_shards clean all
-    check "contaminated" grep -q '^--decontaminate dropped 2 of 80 documents: 2 share words with test.jsonl$' stdout
-    check "its words" grep -q '"document":65,"reason":"contaminated","by":"test.jsonl","words":"W' all.dropped
-    check "no survey is left" [ ! -e all.survey ]
-    mkdir part2_train_000002.bin
-    bad 1 "part2_train_000002.bin: cannot write" "${cut[@]}" --dedup near --decontaminate test.jsonl --out part2 repeated.jsonl
-    rmdir part2_train_000002.bin
-    check "the survey is kept" [ -s part2.survey ]
-    cp test.jsonl same.jsonl
-    sed 's/W/V/' same.jsonl >test.jsonl
-    bad 2 "--decontaminate: the checksum|--restart" "${cut[@]}" --dedup near --decontaminate test.jsonl --out part2 repeated.jsonl
-    cp same.jsonl test.jsonl
-    bad 2 "--dedup is exact, but part2.progress.json says near" "${cut[@]}" --dedup exact --decontaminate test.jsonl --out part2 repeated.jsonl
-    good "the rest" "${cut[@]}" --dedup near --decontaminate test.jsonl --out part2 repeated.jsonl
-    check "the same shards" same_shards clean part2
-    bad 2 "standard input cannot be read twice" "${cut[@]}" --dedup near --out never --format jsonl -
-    bad 2 "--dropped lists what" "${cut[@]}" --dropped a --out never lines.txt
-    bad 2 "--dedup-memory is given without --dedup" "${cut[@]}" --dedup-memory 1 --out never lines.txt
-    bad 2 "--dedup-memory 0.01|wanted 0.03125" "${cut[@]}" --dedup near --dedup-memory 0.01 --out never lines.txt
-    bad 2 "--train-bpe reads its inputs once" --train-bpe 300 --dedup near --out never lines.txt
-    bad 1 "none.jsonl: cannot read" "${cut[@]}" --decontaminate none.jsonl --out never lines.txt
-    bad 2 "--dropped lines.txt: the run reads this file" "${cut[@]}" --dedup near --dropped lines.txt --out never lines.txt
-    local name
-    for name in never_train_000007.bin ./never_val_000000.bin never_train_000001.bin.mask; do
-        bad 2 "--dropped $name: the run writes this file itself" "${cut[@]}" --dedup near --dropped $name --out never lines.txt
-    done
-    cp clean_val_000000.bin before
-    bad 2 "--dropped clean_val_000000.bin: the same file as --out ./clean_val_000000.bin" "${cut[@]}" --dedup near --dropped clean_val_000000.bin --out clean lines.txt
-    check "the shard is there" cmp before clean_val_000000.bin
-    bad 2 "--dropped test.jsonl: the run reads this file" "${cut[@]}" --decontaminate same.jsonl,test.jsonl --dropped test.jsonl --out never lines.txt
-    check "bad arguments leave nothing behind" [ "$(echo never*)" = 'never*' ]
-}
-
-# A survey that is killed continues; the shards are those of an uninterrupted run.
-test_dedup_kill() {
-    local run=("${vocab[@]}" --dedup near --val-tokens 0 --threads 1)
-    awk '{ for (i = 0; i < 250; i++) printf "{\"text\": \"%s %d\"}\n", $0, i % 200 }' lines.txt >many.jsonl
-    good "a whole run" "${run[@]}" --dropped many.dropped --out many many.jsonl
-    "$tokenize" "${run[@]}" --dropped cut.dropped --out cut many.jsonl >/dev/null 2>&1 &
-    while [ "$(stat -c %s cut.survey 2>/dev/null || echo 0)" -lt 4000000 ] && kill -0 $! 2>/dev/null; do sleep 0.01; done
-    kill -9 $! 2>/dev/null
-    wait $! 2>/dev/null
-    good "after kill -9" "${run[@]}" --dropped cut.dropped --out cut many.jsonl
-    check "the same shards" same_shards many cut
-    check "the same list" cmp many.dropped cut.dropped
+# What earlier versions could drop is refused, in arguments and in an interrupted run.
+test_removed() {
+    bad 2 "--dedup was removed: clean the" "${vocab[@]}" --dedup exact --out never lines.txt
+    bad 2 "--filter was removed: select" "${vocab[@]}" --filter 'id > 3' --out never lines.jsonl
+    mkdir old_train_000001.bin
+    bad 1 "old_train_000001.bin: cannot write" "${vocab[@]}" --val-tokens 100 --out old lines.txt
+    rmdir old_train_000001.bin
+    sed -i 's/"separator":/"dedup":"near",&/' old.progress.json
+    bad 2 "--dedup is removed, but old.progress.json says near|--restart" "${vocab[@]}" --val-tokens 100 --out old lines.txt
+    sed -i 's/"dedup":"near"/"dedup":"none"/' old.progress.json
+    good "a run of an earlier version" "${vocab[@]}" --val-tokens 100 --out old lines.txt
 }
 
 # ---- interruptions ----
@@ -439,23 +346,20 @@ test_errors() {
     good "a directory that is not there yet" "${vocab[@]}" --out new/place/a lines.txt
     check "is made" [ -f new/place/a.progress.json ]
     good "a vocabulary in one" --train-bpe 300 --out new/other/a lines.txt
-    cp new/other/a.tiktoken before
-    bad 1 "new/other/a.tiktoken: exists; --restart replaces the vocabulary" --train-bpe 290 --out new/other/a lines.txt
-    rm new/other/a.tiktoken
-    bad 1 "new/other/a.merges.txt: exists" --train-bpe 290 --out new/other/a lines.txt
+    cp new/other/a.tokenizer.json before
+    bad 1 "new/other/a.tokenizer.json: exists; --restart replaces the vocabulary" --train-bpe 290 --out new/other/a lines.txt
     good "the same again" --train-bpe 300 --restart --out new/other/a lines.txt
-    check "gives the same" cmp before new/other/a.tiktoken
-    cp new/other/a.merges.txt before
-    bad 2 "--out new/other/a.merges.txt: the run reads this file" --train-bpe 290 --restart --out new/other/a new/other/a.merges.txt
-    check "which is there" cmp before new/other/a.merges.txt
-    ln -s lines.txt linked.tiktoken
-    bad 1 "--out linked.tiktoken: a symbolic link" --train-bpe 290 --restart --out linked lines.txt
+    check "gives the same" cmp before new/other/a.tokenizer.json
+    bad 2 "--out new/other/a.tokenizer.json: the run reads this file" --format text --train-bpe 290 --restart --out new/other/a new/other/a.tokenizer.json
+    check "which is there" cmp before new/other/a.tokenizer.json
+    ln -s lines.txt linked.tokenizer.json
+    bad 1 "--out linked.tokenizer.json: a symbolic link" --train-bpe 290 --restart --out linked lines.txt
     cp lines.txt own_train_000000.bin
     bad 2 "--out ./own_train_000000.bin: the run reads this file" "${vocab[@]}" --format text --restart --out own own_train_000000.bin
     check "which is there" cmp lines.txt own_train_000000.bin
     cp lines.txt own.lock
     bad 2 "--out own.lock: the run reads this file" "${vocab[@]}" --format text --out own own.lock
-    check "is made, too" [ -f new/other/a.tiktoken ]
+    check "is made, too" [ -f new/other/a.tokenizer.json ]
     bad 1 "lines.txt: a file, wanted a directory" "${vocab[@]}" --out lines.txt/a lines.txt
     bad 1 "lines.txt: a file, wanted a directory" --train-bpe 300 --out lines.txt/a lines.txt
     check "bad arguments leave nothing behind" [ ! -e tokens.progress.json ]
@@ -496,16 +400,9 @@ test_full_disk() {
 
 test_train() {
     good "training" --train-bpe 300 --threads 2 --out trained lines.txt part_aa
-    check "five files" [ "$(echo trained.*)" = \
-        "trained.bin trained.merges.txt trained.tiktoken trained.tokenizer.json trained.vocab.json" ]
+    check "one file" [ "$(echo trained.*)" = trained.tokenizer.json ]
     good "one thread" --train-bpe 300 --threads 1 --out trained_1 lines.txt part_aa
-    check "the same merges" cmp trained.merges.txt trained_1.merges.txt
-    for ending in bin merges.txt tiktoken tokenizer.json; do
-        good "with the .$ending" --tokenizer "trained.$ending" --restart --out "with" lines.txt
-        [ $ending = bin ] || check "the same shards" same_shards with with_before
-        rm -f with_before*
-        for file in with_*.bin; do mv "$file" "with_before${file#with}"; done
-    done
+    check "the same merges" cmp trained.tokenizer.json trained_1.tokenizer.json
     bad 1 "allows only" --train-bpe 100000 --out too_many part_aa
     most=$(sed -n 's/.*wanted --train-bpe \([0-9]*\).*/\1/p' stderr)
     good "the most that it allows" --train-bpe "$most" --out most part_aa
@@ -538,9 +435,7 @@ test_ids
 test_kinds
 packed gz zlib gzip -c
 packed zst zstd zstd -qc
-test_filters
-test_dedup
-test_dedup_kill
+test_removed
 test_resume
 test_kill
 test_other_arguments

@@ -133,7 +133,7 @@ static void test_grid(Comm* c) {
     for (int t = 1; t <= c->size; t++) {
         for (int P = 1; t * P <= c->size; P++) {
             const int D = c->size / (t * P);
-            const GridShape shape = {t, 1, D, P, t, D % 2 == 0 ? 2 : 1};
+            const GridShape shape = {t, 1, D, P, D % 2 == 0 ? 2 : 1};
             GridGroups groups;
             if (grid_size(shape) != c->size) {
                 continue;

@@ -54,7 +54,7 @@ TEST(tensor) {
     for (int C = 4096; C <= 8192; C *= 2) {
         for (int t = 2; t <= 8; t *= 2) {
             const Options o = options_of(16, 16 * T, NULL, NULL);
-            const GridShape shape = {t, 1, 1, 1, t};
+            const GridShape shape = {t, 1, 1, 1, 1};
             const ModelConfig cfg = model_of(C);
             const Settled s = settled_in(cfg, &o, shape, 0);
             const CostUpdate update = update_of(&s);
@@ -71,23 +71,12 @@ TEST(tensor) {
 
 // Recomputed blocks gather and add up once more.
 TEST(tensor_recompute) {
-    const GridShape shape = {2, 1, 1, 1, 2};
+    const GridShape shape = {2, 1, 1, 1, 1};
     const Options none = options_of(1, T, NULL, NULL), all = options_of(1, T, "--recompute", "3");
     const ModelConfig cfg = model_of(4096);
     const Settled s = settled_in(cfg, &none, shape, 0), again = settled_in(cfg, &all, shape, 0);
     EXPECT_NEAR(update_of(&again).s[COST_TENSOR] / update_of(&s).s[COST_TENSOR],
                 (12.0 * 4 + 4) / (10 * 4 + 4), 1e-9, "12 instead of 10 a block");
-}
-
-// More slices than processes: the same matmuls, smaller.
-TEST(slices) {
-    const Options o = options_of(1, T, NULL, NULL);
-    const GridShape of_2 = {2, 1, 1, 1, 2}, of_8 = {2, 1, 1, 1, 8};
-    const ModelConfig cfg = model_of(4096);
-    const Settled s = settled_in(cfg, &o, of_2, 0), sliced = settled_in(cfg, &o, of_8, 0);
-    EXPECT_NEAR(update_of(&sliced).s[COST_MATMULS] / update_of(&s).s[COST_MATMULS], 1, 1e-12,
-                "the same FLOP");
-    EXPECT_NEAR(update_of(&sliced).s[COST_TENSOR] / update_of(&s).s[COST_TENSOR], 1, 1e-12, "the same bytes");
 }
 
 // Keys and values: 3 of 4 T C bytes a block, less with fewer heads of keys; over machines the
@@ -124,7 +113,7 @@ static const char* traffic_line(const Settled* s) {
     return text;
 }
 
-// Each group's traffic, of 4 micro-batches a stage: 10 transfers of slices a block and 4 outside,
+// Each group's traffic, of 4 micro-batches a stage: 10 transfers of parts a block and 4 outside,
 // in a process of 2; keys and values twice and their gradients, of 8 N K numbers of 2 bytes; the
 // stream of each micro-batch forward, its gradient back, in a middle stage. The line names what
 // there is.
@@ -132,8 +121,8 @@ TEST(traffic) {
     const Options o = options_of(1, 4 * T, "--zero", "1");
     ModelConfig cfg = model_of(1024);
     cfg.L = 4;
-    const GridShape shape = {2, 2, 1, 4, 2}, plain = {1, 1, 8, 1, 1}, alone = {1, 1, 1, 1, 1},
-                    tensor = {2, 1, 1, 1, 2};
+    const GridShape shape = {2, 2, 1, 4, 1}, plain = {1, 1, 8, 1, 1}, alone = {1, 1, 1, 1, 1},
+                    tensor = {2, 1, 1, 1, 1};
     const Settled s = settled_in(cfg, &o, shape, 1);
     const CostTraffic traffic = cost_traffic(&s);
     const double N = T / 2, stream = 2.0 * N * 1024;
@@ -156,11 +145,11 @@ TEST(traffic) {
     EXPECT(!*traffic_line(&one), "%s", traffic_line(&one));
 }
 
-// Muon gets whole matrices of a tensor group, and the group the slices of the results: each process
+// Muon gets whole matrices of a tensor group, and the group the parts of the results: each process
 // sends its half of them, and receives as much.
 TEST(traffic_of_matrices) {
     const Options adamw = options_of(1, T, NULL, NULL), muon = options_of(1, T, "--optimizer", "muon");
-    const GridShape shape = {2, 1, 1, 1, 2};
+    const GridShape shape = {2, 1, 1, 1, 1};
     const ModelConfig cfg = model_of(1024);
     const Settled a = settled_in(cfg, &adamw, shape, 0), m = settled_in(cfg, &muon, shape, 0);
     EXPECT_NEAR((cost_traffic(&m).tensor - cost_traffic(&a).tensor) /
@@ -179,7 +168,7 @@ static ModelConfig mixtral_of(int C) {
 // The backward pass computes the hidden layers again: 4 C F FLOP a row.
 TEST(experts) {
     const Options o = options_of(1, 8 * T, NULL, NULL);
-    const GridShape shape = {1, 1, 8, 1, 1, 4}, none = {1, 1, 8, 1, 1, 1};
+    const GridShape shape = {1, 1, 8, 1, 4}, none = {1, 1, 8, 1, 1};
     const ModelConfig cfg = mixtral_of(1024);
     const Settled s = settled_in(cfg, &o, shape, 0), all = settled_in(cfg, &o, none, 0);
     const CostUpdate update = update_of(&s), of_all = update_of(&all);

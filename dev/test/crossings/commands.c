@@ -18,7 +18,6 @@ static const struct {
     {"plan", "set by the relation plan"},
     {"plan-tensors", "set by the relation plan"},
     {"plan-gpu", "for plans only"},
-    {"verify-data", "trains nothing"},
     {"find-lr", "keeps nothing that it trains"},
     {"report", "trains nothing"},
     {"out-html", "goes with --report"},
@@ -40,7 +39,6 @@ static const struct {
     {"pipeline-layers", "set by the relation ranks"},
     {"shard-ranks", "for several GPUs"},
     {"hellaswag", "needs a file that a script downloads"},
-    {"core", "needs a bundle of 22 tasks"},
     {"device", "depends on the machine's GPUs"},
     {"max-hours", "counts hours"},
 };
@@ -102,7 +100,6 @@ static const struct {
     {"export-gguf", "model.gguf"},
     {"offload-path", "disk"},
     {"threads", "1 3"},
-    {"tensor-slices", "1 2"},
     {"timeout", "100"},
     {"eval-batches", "1 3"},
     {"fit", "1"},

@@ -11,7 +11,7 @@
 #include "dev/test/crossings/crossings.h"
 #include "dev/test/lib/whole_model.h"
 #include "llmc/formats/hf_config.h"
-#include "llmc/reference.h"
+#include "llmc/reference_model.h"
 
 enum { LINES = 12, WIDTH = 64 }; // documents of in/few_*.jsonl; room for the tokens of one
 

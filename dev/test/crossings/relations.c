@@ -48,7 +48,7 @@ static Verdict agree_to_the_bit(World* w, const Run* x, const Run* y) {
 
 // Options without OPTION_CHANGES_RUN that do change bits, and why.
 static const char CHANGES_BITS[] =
-    "batch tensor-slices gelu-fusion " // another order of sums
+    "batch gelu-fusion " // another order of sums
     "bias-fusion autotune logits-chunk "
     "zero "                                           // 2 adds up micro-batches one by one
     "fit "                                            // chooses the batch
@@ -89,7 +89,7 @@ static Verdict check_no_effect(World* w, const Command* drawn) {
 static const char OF_LENGTHS[] =
     "seq-len-schedule batch-schedule fim-rate fim-spm-rate epochs model teacher "
     "teacher-quantize distill-weight distill-temperature data-schedule separator "
-    "text-field data-format matmul fit update-in-backward eval-batches tensor-slices";
+    "text-field data-format matmul fit update-in-backward eval-batches";
 
 static Verdict check_padding(World* w, const Command* drawn) {
     Command a = *drawn, b;
@@ -166,7 +166,7 @@ static Verdict check_ranks(World* w, const Command* drawn) {
     }
     command_drop_all(&a, ONE_BATCH);
     command_set(&a, "eval-every", "0"); // its sequences depend on the batch
-    command_drop_all(&a, "zero tensor-slices");
+    command_drop_all(&a, "zero");
     command_set(&a, "batch", PICK(&w->random, "1", "2"));
     command_set(&a, "total-batch", "x24");
     b = a;

@@ -31,7 +31,7 @@ static int take_ids(void* context, const TokenBlock* block) {
 
 // Encodes a file in blocks of about `block_bytes`.
 static Ids ids_of(const char* file, const Bpe* bpe, size_t block_bytes, int threads) {
-    const TextOptions options = {TEXT_BY_NAME, "text", "", block_bytes, NULL, 0};
+    const TextOptions options = {TEXT_BY_NAME, "text", "", block_bytes};
     Documents source;
     Ids got = {.count = 0};
     documents_open(&source, &options, &file, 1);
@@ -122,7 +122,7 @@ TEST(marks) {
 
 // Fields that are null are absent, as in lines of a table that has all columns.
 TEST(null_fields) {
-    const TextOptions options = {TEXT_BY_NAME, "text", "", 100, NULL, 0};
+    const TextOptions options = {TEXT_BY_NAME, "text", "", 100};
     char path[1024];
     const char* list = path;
     Documents source;
@@ -165,7 +165,7 @@ TEST(bad_lines) {
         {"hello", "bad.jsonl:2"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const TextOptions options = {TEXT_BY_NAME, "text", "", 100, NULL, 0};
+        const TextOptions options = {TEXT_BY_NAME, "text", "", 100};
         char path[1024], text[512];
         const char* list = path;
         Documents source;
@@ -196,7 +196,7 @@ TEST(field_comes_first) {
                "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\\\"\"},7],\"text\":\"t\","
                "\"completion\":\"c\"}\n");
     for (int i = 0; i < 3; i++) {
-        const TextOptions options = {TEXT_BY_NAME, cases[i].field, "", 100, NULL, 0};
+        const TextOptions options = {TEXT_BY_NAME, cases[i].field, "", 100};
         char path[1024];
         const char* list = path;
         Documents source;

@@ -257,37 +257,3 @@ TEST(directory) {
     bpe_close(&bytes);
     fclose(screen);
 }
-
-// ---- verifying ----
-
-static int verify(FILE* screen, const char* list) {
-    const EncodedText text = {.field = "text", .separator = ""};
-    return encoded_text_verify(screen, list, TOKENS_AUTO, 50257, &text);
-}
-
-// Every bad file is named, and those behind it are looked at.
-TEST(verify) {
-    char list[8 * 256] = "";
-    FILE* screen = tmpfile();
-    const char* files[] = {test_write("v1.jsonl", "{\"text\":\"a\"}\n{\"text\":1}\n", 24),
-                           test_write("v2.parquet", "garbage", 7),
-                           test_path("v3.txt"),
-                           test_write("v4.zip", "PK", 2),
-                           test_write("v5.txt.gz", "\x1f\x8b", 2),
-                           test_write("v6.jsonl", "{\"text\":\"a b\"}\n{\"text\":\"c\"}\n", 28),
-                           test_write("v7.txt", "four", 4)};
-    for (int i = 0; i < 7; i++) {
-        sprintf(list + strlen(list), "%s%s", i ? "," : "", files[i]);
-    }
-    EXPECT(verify(screen, list) == 5, "all bad ones count");
-    EXPECT(count_lines(screen, "BAD  ") == 5 && count_lines(screen, "v1.jsonl:2: byte 8") == 1 &&
-               count_lines(screen, "v3.txt: cannot read") == 1 && count_lines(screen, "v5.txt.gz: ") == 1,
-           "their names");
-    EXPECT(count_lines(screen, "v6.jsonl: 2 documents, 4 bytes of text") == 1, "counted while reading");
-    EXPECT(count_lines(screen, "v7.txt: 1 document, 4 bytes of text") == 1, "a text");
-    write_tokens("x_bad.bin", "", 0, 2, (const int[]){1, 2}, 2);
-    write_shard("x_good.bin", MAGIC_U16, 0, 50);
-    sprintf(list, "%s,%s", test_path("x_*.bin"), test_path("none.bin"));
-    EXPECT(verify(screen, list) == 2 && count_lines(screen, "x_good.bin: 50 tokens") == 1, "shards");
-    fclose(screen);
-}

@@ -1,8 +1,7 @@
-// test_eval_tasks.c -- eval_tasks.h: reads every format, refuses malformed lines by place; rows,
+// test_eval_tasks.c -- eval_tasks.h: reads every form, refuses malformed lines by place; rows,
 // windows, and scores computed by hand.
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
-#include "llmc/base/xxh64.h"
 #include "llmc/data/eval_task_files.h"
 #include "llmc/data/eval_tasks.h"
 #include "dev/test/lib/test.h"
@@ -12,7 +11,7 @@
 static Tokenizer bytes;
 
 static TaskSettings settings_of(int T, size_t max) {
-    const TaskSettings settings = {&bytes, bytes.vocab_size, bytes.eot, T, max};
+    const TaskSettings settings = {&bytes, bytes.eot, T, max};
     return settings;
 }
 
@@ -245,39 +244,13 @@ static void test_forms(void) {
     expect_documents("{\"context\":\"x\",\"continuation\":\" c\"}\n", TASK_CONTINUATION, continuations, 1);
 }
 
-// Returns a checksum of everything that the score depends on, except the model.
-static uint64_t task_fingerprint(const Task* task) {
-    Xxh64 hash;
-    xxh64_open(&hash);
-    xxh64_add(&hash, &task->baseline, sizeof(task->baseline));
-    xxh64_add(&hash, task->tokens, task->num_tokens * sizeof(int));
-    for (size_t d = 0; d < task->num_documents; d++) { // field by field: structures have padding
-        const TaskDocument* document = &task->documents[d];
-        const size_t fields[4] = {document->first, (size_t)document->length, (size_t)document->scored,
-                                  (size_t)document->bytes};
-        xxh64_add(&hash, fields, sizeof(fields));
-    }
-    for (size_t i = 0; i < task->num_examples; i++) {
-        const TaskExample* example = &task->examples[i];
-        const size_t fields[3] = {example->first, (size_t)example->count, (size_t)example->gold};
-        xxh64_add(&hash, fields, sizeof(fields));
-    }
-    return xxh64_value(&hash);
-}
-
 static void test_fixtures(void) {
-    Task text, bin, some;
-    task_files_open(&text, FIXTURES "hellaswag.jsonl", settings_of(64, 0));
-    task_files_open(&bin, FIXTURES "choices.bin", settings_of(64, 0));
+    Task all, some;
+    task_files_open(&all, FIXTURES "hellaswag.jsonl", settings_of(64, 0));
     task_files_open(&some, FIXTURES "hellaswag.jsonl", settings_of(64, 7));
-    EXPECT(text.num_examples == 20 && text.num_cut > 0, "%zu examples", text.num_examples);
-    EXPECT(task_fingerprint(&text) == task_fingerprint(&bin), "the same as .bin and as .jsonl");
+    EXPECT(all.num_examples == 20 && all.num_cut > 0, "%zu examples", all.num_examples);
     EXPECT(some.num_examples == 7 && some.num_documents == 28, "%zu examples", some.num_examples);
-    EXPECT(task_fingerprint(&text) != task_fingerprint(&some), "fewer examples");
-    bin.examples[3].gold ^= 1;
-    EXPECT(task_fingerprint(&text) != task_fingerprint(&bin), "another right ending");
-    task_close(&text);
-    task_close(&bin);
+    task_close(&all);
     task_close(&some);
 }
 
@@ -325,56 +298,26 @@ static void open_words(const void* nothing) {
     Task task;
     (void)nothing;
     tokenizer_open_words(&list, words, 2);
-    const TaskSettings settings = {&list, 3, 2, 8, 0};
+    const TaskSettings settings = {&list, 2, 8, 0};
     task_files_open(&task, FIXTURES "hellaswag.jsonl", settings);
 }
 
 static void open_without_tokenizer(const void* nothing) {
-    const TaskSettings settings = {NULL, 257, 256, 8, 0};
+    const TaskSettings settings = {NULL, 256, 8, 0};
     Task task;
     (void)nothing;
     task_files_open(&task, FIXTURES "hellaswag.jsonl", settings);
 }
 
-// A .bin with one word changed: {word behind the header, value}, or of the header where the first
-// is negative.
-static void open_changed(const void* change_) {
-    const int* change = (const int*)change_;
-    TestFile file = test_read(FIXTURES "choices.bin");
+static void open_bin(const void* nothing) {
     Task task;
-    if (change[0] < 0) {
-        ((int32_t*)(void*)file.data)[-change[0]] = change[1];
-    } else {
-        ((uint16_t*)(void*)(file.data + 1024))[change[0]] = (uint16_t)change[1];
-    }
-    const char* path = test_write("bad.bin", file.data, file.bytes);
-    task_files_open(&task, path, settings_of(64, 0));
+    (void)nothing;
+    task_files_open(&task, FIXTURES "model.bin", settings_of(8, 0));
 }
 
-static void test_bad_bins(void) {
-    static const struct {
-        int change[2];
-        const char* wanted;
-    } bad[] = {
-        {{-1, 2}, "bad.bin: version 2, wanted 1"},
-        {{-2, 19}, "bad.bin: |bytes after the last of 19 examples"},
-        {{-2, 21}, "bad.bin: example 20: the file ends, wanted the start of an example"},
-        {{0, 1}, "bad.bin: example 0: the start of an example is 1, wanted 65535 to 65535"},
-        {{1, 20}, "bad.bin: example 0: |wanted the 20 that it says"},
-        {{2, 5}, "bad.bin: example 0: its number is 5, wanted 0 to 0"},
-        {{3, 4}, "bad.bin: example 0: the right ending is 4, wanted 0 to 3"},
-        {{4, 5}, "bad.bin: example 0: the number of endings is 5, wanted 4 to 4"},
-        {{5, 0}, "bad.bin: example 0: the length of the context is 0"},
-        {{5, 60000}, "bad.bin: example 0: the file ends, wanted the length of an ending"},
-        {{7, 257}, "bad.bin: example 0: a token is 257, wanted 0 to 256"},
-        {{-40, 9}, NULL}, // an unused word of the header; and what was there before
-        {{0, 65535}, NULL},
-    };
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        const int status = bad[i].wanted ? EXIT_FAILURE : 0;
-        EXPECT(test_dies(open_changed, bad[i].change, status, bad[i].wanted ? bad[i].wanted : ""),
-               "change %zu", i);
-    }
+static void test_bad_files(void) {
+    EXPECT(test_dies(open_bin, NULL, EXIT_FAILURE, "model.bin: not JSON lines|hellaswag_val.jsonl"),
+           "a .bin");
     EXPECT(test_dies(open_words, NULL, EXIT_FAILURE,
                      "hellaswag.jsonl: text, wanted a --tokenizer|words of its list"),
            "words");
@@ -395,6 +338,6 @@ TEST(eval_tasks) {
     test_forms();
     test_fixtures();
     test_bad_lines();
-    test_bad_bins();
+    test_bad_files();
     tokenizer_close(&bytes);
 }

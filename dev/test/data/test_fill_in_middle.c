@@ -320,35 +320,6 @@ TEST(batches_and_ranks) {
     tokens_close(&text.stream);
 }
 
-// ---- files ----
-
-// Megatron's documents may end with end-of-text, which stays the last token.
-TEST(end_of_text_last) {
-    const int tokens[9] = {1, 2, 3, EOT, 4, 5, 6, 7, EOT};
-    const int32_t lengths[] = {4, 5};
-    const int64_t documents[] = {0, 1, 2};
-    const FillInMiddle fim = fim_of(1, 0, 7);
-    TokenStream stream;
-    Rows rows;
-    const char* path = write_tokens("fim.bin", "", 0, 4, tokens, 9);
-    write_index("fim.idx", 4, lengths, 2, documents, 3);
-    tokens_open_files(&stream, path, TOKENS_AUTO, V);
-    rows_open(&rows, &stream, PACK_PAD, 10, EOT, DOCUMENT_MASK_OFF, &fim);
-    EXPECT(rows.count == 2, "%d rows", (int)rows.count);
-    for (uint64_t k = 0; k < rows.count; k++) {
-        int inputs[10], targets[10], restored[10], is_spm;
-        rows_fill(&rows, k, 0, 10, inputs, targets, NULL);
-        const int length = rows_length(&rows, k), n = lengths[k];
-        EXPECT(length == n + FIM_MARKS && inputs[0] == PRE && inputs[length - 1] == EOT, "row %d", (int)k);
-        EXPECT(targets[length - 1] == -1, "what follows is another document: %d", targets[length - 1]);
-        EXPECT(restore(restored, inputs, length - 1, &is_spm) == n - 1 &&
-                   memcmp(restored, tokens + (k ? 4 : 0), (size_t)(n - 1) * sizeof(int)) == 0,
-               "row %d", (int)k);
-    }
-    rows_close(&rows);
-    tokens_close(&stream);
-}
-
 // ---- marks ----
 
 // A vocabulary has the marks that it was given, after writing and reading, and no text encodes to

@@ -292,38 +292,7 @@ TEST(windows) {
 
 // ---- documents of files ----
 
-// The documents of an index, and of shards in which documents continue from one shard into the
-// next.
-
-// A stream in which one could not see the documents by their tokens.
-TEST(index) {
-    const int tokens[10] = {1, 2, 3, 4, 5, EOT, 7, 8, 1, 2};
-    const int32_t lengths[] = {2, 1, 4, 0, 3};
-    const int64_t documents[] = {0, 2, 2, 3, 4, 5, 5}; // 3 tokens, none, 4, none, 3, none
-    const int wanted[3][4] = {{2, 3, -1}, {5, EOT, 7, -1}, {1, 2, -1}};
-    TokenStream stream, tail;
-    Rows rows;
-    const char* path = write_tokens("meg.bin", "", 0, 4, tokens, 10);
-    write_index("meg.idx", 4, lengths, 5, documents, 7);
-    tokens_open_files(&stream, path, TOKENS_AUTO, V);
-    rows_open(&rows, &stream, PACK_PAD, 4, EOT, DOCUMENT_MASK_OFF, NULL);
-    EXPECT(rows.count == 3 && rows.tokens == 10, "%d rows", (int)rows.count);
-    EXPECT(rows.documents.count == 3, "%zu documents, without those of no tokens", rows.documents.count);
-    for (uint64_t k = 0; k < 3; k++) {
-        const Row row = row_of(&rows, k, 4);
-        EXPECT(memcmp(row.targets, wanted[k], (size_t)row.length * sizeof(int)) == 0, "row %d", (int)k);
-    }
-    rows_close(&rows);
-    tail = stream; // the last 6 tokens: 3 of the second document, and the third
-    tail.is_view = 1;
-    tail.begin = 4;
-    tail.count = 6;
-    rows_open(&rows, &tail, PACK_PAD, 4, EOT, DOCUMENT_MASK_OFF, NULL);
-    EXPECT(rows.count == 2 && rows.documents.at[1] == 3, "%d rows", (int)rows.count);
-    rows_close(&rows);
-    tokens_close(&stream);
-}
-
+// Documents continue from one shard into the next.
 TEST(shards) {
     const int32_t header_0[256] = {MAGIC_U16, 1, 5}, header_1[256] = {MAGIC_U32, 7, 5};
     const int tokens[10] = {EOT, 1, 2, EOT, 3, 4, 5, EOT, 6, EOT};

@@ -98,26 +98,18 @@ TEST(names) {
     free(escaped);
 }
 
-// The fingerprint is of the contents: not of names or times, and of the index, too.
+// The fingerprint is of the contents, not of names or times.
 TEST(fingerprint) {
-    static const int32_t lengths[] = {4, 5}, others[] = {5, 4};
-    static const int64_t documents[] = {0, 1, 2};
-    const char* names[5] = {write_shard("p.bin", MAGIC_U16, 0, 9), write_shard("q.bin", MAGIC_U16, 0, 9),
-                            write_shard("r.bin", MAGIC_U16, 1, 9), NULL, NULL};
-    const int tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
-    uint64_t value[5];
-    names[3] = write_tokens("s.bin", "", 0, 2, tokens, 9);
-    write_index("s.idx", 2, lengths, 2, documents, 3);
-    names[4] = write_tokens("t.bin", "", 0, 2, tokens, 9);
-    write_index("t.idx", 2, others, 2, documents, 3);
-    for (int i = 0; i < 5; i++) {
+    const char* names[3] = {write_shard("p.bin", MAGIC_U16, 0, 9), write_shard("q.bin", MAGIC_U16, 0, 9),
+                            write_shard("r.bin", MAGIC_U16, 1, 9)};
+    uint64_t value[3];
+    for (int i = 0; i < 3; i++) {
         TokenStream stream = open_files(names[i]);
         value[i] = stream.fingerprint;
         tokens_close(&stream);
     }
     EXPECT(value[0] == value[1] && value[0] != 0, "the same contents");
     EXPECT(value[0] != value[2], "other tokens");
-    EXPECT(value[3] != value[4], "other documents");
 }
 
 // ---- files that somebody writes to ----
@@ -408,119 +400,6 @@ TEST(nanogpt_errors) {
            "");
     EXPECT(test_dies(open_nanogpt, write_tokens("b.bin", "", 0, 2, SEVEN, 7), 1, "b.bin: token 6 has id 300"),
            "");
-}
-
-// Three sequences; the first two are a document.
-static const int32_t LENGTHS[] = {2, 1, 4};
-static const int64_t DOCUMENTS[] = {0, 2, 3};
-
-TEST(megatron) {
-    for (int width = 2; width <= 4; width += 2) {
-        TokenStream stream;
-        int tokens[7];
-        const char* path = write_tokens("meg.bin", "", 0, width, SEVEN, 7);
-        write_index("meg.idx", width, LENGTHS, 3, DOCUMENTS, 3);
-        tokens_open_files(&stream, path, TOKENS_AUTO, 301);
-        tokens_fill(&stream, 0, 7, tokens);
-        EXPECT(stream.count == 7 && memcmp(tokens, SEVEN, sizeof(SEVEN)) == 0, "%zu", stream.count);
-        EXPECT(stream.spans[0].index != NULL, "the index stays");
-        tokens_close(&stream);
-    }
-}
-
-typedef struct {
-    int width, sequences, marks;
-    int32_t lengths[3];
-    int64_t documents[3];
-    const char* wanted;
-} IndexCase;
-
-static void open_index_case(const void* arg) {
-    const IndexCase* it = (const IndexCase*)arg;
-    const char* path = write_tokens("meg.bin", "", 0, 2, SEVEN, 7);
-    write_index("meg.idx", it->width, it->lengths, it->sequences, it->documents, it->marks);
-    open_files(path);
-}
-
-// A good index with one byte changed, or cut to `bytes`.
-static int patched_index_dies(size_t at, char byte, size_t bytes, const char* wanted) {
-    char index[34 + 36 + 24];
-    const char* path = write_index("meg.idx", 2, LENGTHS, 3, DOCUMENTS, 3);
-    FILE* file = fopen(path, "rb");
-    EXPECT(file && fread(index, 1, sizeof(index), file) == sizeof(index) && fclose(file) == 0, "reading");
-    index[at] = byte;
-    test_write("meg.idx", index, bytes);
-    return open_dies(write_tokens("meg.bin", "", 0, 2, SEVEN, 7), wanted);
-}
-
-TEST(megatron_errors) {
-    const IndexCase cases[] = {
-        {2, 3, 3, {2, 1, 3}, {0, 2, 3}, "meg.idx: |the sequences have 12 bytes, the .bin 14"},
-        {2, 3, 3, {2, 2, 4}, {0, 2, 3}, "meg.idx: |the sequences have 16 bytes, the .bin 14"},
-        {2, 3, 3, {9, -2, 0}, {0, 2, 3}, "meg.idx: sequence 1: -2 tokens"},
-        {2, 3, 3, {2, 1, 4}, {1, 2, 3}, "meg.idx: document 0 starts at sequence 1, wanted 0 to 0"},
-        {2, 3, 3, {2, 1, 4}, {0, 4, 3}, "meg.idx: document 1 starts at sequence 4, wanted 0 to 3"},
-        {2, 3, 3, {2, 1, 4}, {0, 2, 1}, "meg.idx: document 2 starts at sequence 1, wanted 2 to 3"},
-        {2, 3, 2, {2, 1, 4}, {0, 2, 0}, "meg.idx: the documents end at sequence 2 of 3"},
-        {2, 3, 0, {2, 1, 4}, {0, 0, 0}, "meg.idx: |0 marks"},
-        {4, 3, 3, {2, 1, 4}, {0, 2, 3}, "meg.bin: 14 bytes, wanted whole tokens of 4"},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        EXPECT(test_dies(open_index_case, &cases[i], EXIT_FAILURE, cases[i].wanted), "case %zu", i);
-    }
-    EXPECT(patched_index_dies(0, 'm', 94, "meg.idx: no Megatron index"), "magic");
-    EXPECT(patched_index_dies(9, 2, 94, "meg.idx: no Megatron index|version 1"), "version");
-    EXPECT(patched_index_dies(0, 'M', 33, "meg.idx: no Megatron index"), "too short");
-    EXPECT(patched_index_dies(17, 5, 94, "meg.idx: type 5 of tokens, wanted 8 (uint16) or 4 (int32)"),
-           "type");
-    EXPECT(patched_index_dies(18, 4, 94, "meg.idx: 94 bytes do not hold 4 sequences"), "sequences");
-    EXPECT(patched_index_dies(25, 127, 94, "meg.idx: 94 bytes do not hold"), "very many sequences");
-    EXPECT(patched_index_dies(33, -1, 94, "meg.idx: 94 bytes do not hold"), "very many documents");
-    EXPECT(patched_index_dies(0, 'M', 93, "meg.idx: 93 bytes do not hold 3 sequences and 3 marks"), "cut");
-    EXPECT(patched_index_dies(46, 2, 94, "meg.idx: sequence 0: 2 tokens at byte 2, wanted them at 0"),
-           "offset");
-    unlink(test_path("meg.idx"));
-    unlink(test_path("meg.bin"));
-}
-
-// ---- verifying ----
-
-static int verify(const char* path, const char* wanted) {
-    char line[1024] = "";
-    FILE* file = tmpfile();
-    const int ok = tokens_verify_file(file, path, TOKENS_AUTO, V);
-    rewind(file);
-    EXPECT(fgets(line, sizeof(line), file) && strstr(line, wanted), "%s is not in %s", wanted, line);
-    EXPECT(fgetc(file) == EOF && memcmp(line, ok ? "ok   " : "BAD  ", 5) == 0, "%s", line);
-    fclose(file);
-    return ok;
-}
-
-TEST(verify) {
-    const char *good = write_shard("v.bin", MAGIC_U16, 0, 9), *wide = write_shard("w.bin", MAGIC_U32, 0, 9);
-    const int bad[2] = {3, 60000};
-    const int32_t header[256] = {MAGIC_U16, 1, 2};
-    char sum[32];
-    uint64_t value = 0;
-    EXPECT(verify(good, "v.bin: 9 tokens, uint16, no checksum beside it"), "");
-    EXPECT(verify(wide, "w.bin: 9 tokens, uint32,"), "");
-    EXPECT(verify(test_write("v.txt", "abc", 3), "v.txt: 3 bytes of text,"), "");
-    EXPECT(!verify(test_path("none.bin"), "none.bin: cannot open the data"), "");
-    EXPECT(!verify(write_tokens("id.bin", header, 1024, 2, bad, 2), "id.bin: token 1 has id 60000"), "");
-    char error[ERROR_BYTES];
-    EXPECT(file_checksum(good, &value, error), "checksum");
-    snprintf(sum, sizeof(sum), "%016llx  v.bin\n", (unsigned long long)value);
-    test_write("v.bin.xxh64", sum, strlen(sum));
-    EXPECT(verify(good, "checksum right"), "");
-    sum[15] = sum[15] == '0' ? '1' : '0';
-    test_write("v.bin.xxh64", sum, strlen(sum));
-    EXPECT(!verify(good, "v.bin: checksum "), "");
-    unlink(test_path("v.bin.xxh64"));
-    EXPECT(mkfifo(test_path("v.bin.xxh64"), 0666) == 0, "a FIFO, which must not be waited for");
-    EXPECT(!verify(good, "v.bin.xxh64: not a regular file"), "");
-    unlink(test_path("v.bin.xxh64"));
-    test_write("v.bin.xxh64", "qq", 2);
-    EXPECT(!verify(good, "v.bin.xxh64: wanted the 16 digits"), "");
 }
 
 // ---- more than 2 GiB. Sparse files: what was not written reads as 0, and takes no room ----

@@ -166,14 +166,14 @@ defect_weights_that_overflow_in_narrow_types() {
     good "an export" --model w --steps 0 --samples 0 --export-llmc x.bin
     printf '\x00\x50\xc3\x47' | dd of=x.bin bs=1 seek=1024 conv=notrunc 2>/dev/null # 100000, the first of wte
     bad 1 "x.gguf: tensor token_embd.weight, element 0 is 100000, wanted less than 65520; --export-gguf-dtype bf16 works" \
-        --model x.bin --tokenizer x_tokenizer.bin --steps 0 --samples 0 --export-gguf x.gguf
+        --model x.bin --tokenizer w --steps 0 --samples 0 --export-gguf x.gguf
     check "no file: $(echo x.gguf*)" [ "$(echo x.gguf*)" = 'x.gguf*' ]
-    good "bf16" --model x.bin --tokenizer x_tokenizer.bin --steps 0 --samples 0 --export-gguf x.gguf --export-gguf-dtype bf16
-    good "32 channels" --layers 1 --channels 32 --heads 2 --seq-len 16 --batch 2 --train-data s.txt --steps 1 --eval-every 0 --samples 0 --export-llmc y.bin
+    good "bf16" --model x.bin --tokenizer w --steps 0 --samples 0 --export-gguf x.gguf --export-gguf-dtype bf16
+    good "32 channels" --layers 1 --channels 32 --heads 2 --seq-len 16 --batch 2 --train-data s.txt --steps 1 --eval-every 0 --samples 0 --out y --export-llmc y.bin
     printf '\x00\x00\x00\x4b' | dd of=y.bin bs=1 seek=1024 conv=notrunc 2>/dev/null # 8388608
-    train --model y.bin --tokenizer y_tokenizer.bin --quantize q8_0 --prompt a
+    train --model y.bin --tokenizer y --quantize q8_0 --prompt a
     check "8 bits in memory: exit status $status" [ "$status" = 1 ]
     check "8 bits in memory: $(tail -n 1 stderr)" grep -q '^error: --quantize q8_0: element 0 of wte, copy 0, is 8.38861e+06, .*--quantize off works' stderr
-    bad 1 "y.gguf: tensor token_embd.weight|bf16 works" --model y.bin --tokenizer y_tokenizer.bin --steps 0 --samples 0 \
+    bad 1 "y.gguf: tensor token_embd.weight|bf16 works" --model y.bin --tokenizer y --steps 0 --samples 0 \
         --export-gguf y.gguf --export-gguf-dtype q8_0
 }

@@ -92,8 +92,9 @@ defect_validations_that_depend_on_the_batch() {
 # An engineer of evaluations looks at single examples.
 defect_tasks_without_their_examples() {
     local tasks=$root/dev/ref/fixtures/tasks
-    good "scores" --steps 0 --model "$tasks/model.bin" --seq-len 64 --tasks "$tasks/choices.bin" --out-scores s.jsonl
-    check "a line each" [ "$(grep -cE '^\{"step":0,"task":"choices","index":[0-9]+,"label":[0-3],"prediction":[0-3],' s.jsonl)" = 20 ]
+    good "scores" --steps 0 --model "$tasks/model.bin" --tokenizer "$tasks/tokenizer.json" --seq-len 64 \
+        --tasks "$tasks/hellaswag.jsonl" --out-scores s.jsonl
+    check "a line each" [ "$(grep -cE '^\{"step":0,"task":"hellaswag","index":[0-9]+,"label":[0-3],"prediction":[0-3],' s.jsonl)" = 20 ]
 }
 
 # A pattern selects the runs of a sweep. The best run is listed first.

@@ -197,7 +197,8 @@ static void test_file(ModelConfig cfg, GgufDtype dtype, const Bpe* bpe, GgufStar
     }
     const char* path = test_path("model.gguf");
     GgufWriter writer;
-    gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe, bpe ? bpe->card : model_card_of(0), start);
+    const GgufModel model = {"out/my run/", cfg, dtype, bpe, bpe ? bpe->card : model_card_of(0), start};
+    gguf_create(&writer, path, &model);
     for (int g = model_groups(cfg) - 1; g >= 0; g--) { // in any order
         gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }
@@ -240,8 +241,8 @@ static void write_large(const void* context) {
             ((float*)tensor_at_layer(&rows[i], memory, 1))[5] = large->value;
         }
     }
-    gguf_create(&writer, test_path("large.gguf"), "large", cfg, large->dtype, NULL, model_card_of(0),
-                GGUF_NO_START_TOKEN);
+    const GgufModel model = {"large", cfg, large->dtype, NULL, model_card_of(0), GGUF_NO_START_TOKEN};
+    gguf_create(&writer, test_path("large.gguf"), &model);
     for (int g = 0; g < model_groups(cfg); g++) {
         gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }

@@ -1,10 +1,11 @@
 // test_hf_config.c -- hf_config.h: each family's config.json, its defaults and older keys, is read
 // and written; whatever changes what a model computes, and is not supported, is refused by name.
-#define HF_CONFIG_IMPLEMENTATION
+#define HF_CONFIG_WRITE_IMPLEMENTATION
 
 #include <sys/stat.h>
 
 #include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "dev/test/lib/test.h"
 
 // Sizes that all families but GPT-2 must have, with intermediate_size.

@@ -5,6 +5,7 @@
 
 #include "llmc/base/float16.h"
 #include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/formats/hf_model.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/whole_model.h"

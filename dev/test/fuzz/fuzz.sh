@@ -50,13 +50,9 @@ seeds() {
         { printf '\0' && printf "\\x$(printf %x ${#json})" && zeros 7 && printf %s "$json" && zeros 8; } >"$to/file"
         printf '\1{"metadata":{},"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}' >"$to/index"
         ;;
-    token_files) # three tokens of 16 bits, two of 32; Megatron's index of two sequences and documents
-        { printf '\0\x88\xd8\x34\x01\1\0\0\0\3\0\0\0' && zeros 1018; } >"$to/u16"
-        { printf '\0\xa1\xd9\x34\x01\7\0\0\0\2\0\0\0' && zeros 1020; } >"$to/u32"
-        {
-            printf '\1\6MMIDIDX\0\0\1\0\0\0\0\0\0\0\10\2\0\0\0\0\0\0\0\3\0\0\0\0\0\0\0\1\0\0\0\2\0\0\0'
-            zeros 8 && printf '\2' && zeros 15 && printf '\1' && zeros 7 && printf '\2' && zeros 7
-        } >"$to/megatron"
+    token_files) # three tokens of 16 bits, two of 32
+        { printf '\x88\xd8\x34\x01\1\0\0\0\3\0\0\0' && zeros 1018; } >"$to/u16"
+        { printf '\xa1\xd9\x34\x01\7\0\0\0\2\0\0\0' && zeros 1020; } >"$to/u32"
         ;;
     esac
 }

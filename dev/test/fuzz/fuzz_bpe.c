@@ -1,6 +1,6 @@
 // fuzz_bpe.c -- reads random vocabulary files: no crash, no read out of bounds. An accepted
-// vocabulary reads back the same after it is written in every format, and decodes what it encodes.
-// Run by dev/test/fuzz/fuzz.sh. More files to start from, of a vocabulary with few merges:
+// vocabulary reads back the same after it is written, and decodes what it encodes. Run by
+// dev/test/fuzz/fuzz.sh. More files to start from, of a vocabulary with few merges:
 // build/plain/test_tokenizer --write_bpe SMALL.bpe dev/test/fuzz/corpus/bpe
 //
 // A reader ends the program if a file is not a vocabulary. Here it returns to the fuzzer instead,
@@ -74,15 +74,10 @@ static int fuzz_posix_memalign(void** memory, size_t alignment, size_t bytes) {
 #undef posix_memalign
 
 // In exactly its bytes of memory, so that every step beyond them is seen.
-static int fuzz_open(Bpe* bpe, const char* name, const void* data, size_t bytes) {
-    char error[ERROR_BYTES] = "";
-    BpeFile_ file = {name, (unsigned char*)fuzz_malloc(bytes), bytes};
+static void fuzz_open(Bpe* bpe, const char* name, const void* data, size_t bytes) {
+    BpeFile file = {name, (unsigned char*)fuzz_malloc(bytes), bytes};
     memcpy(file.data, data, bytes);
-    const int encodes = bpe_open_data_(bpe, &file, error);
-    if (!encodes != (strncmp(error, name, strlen(name)) == 0)) {
-        abort();
-    }
-    return encodes;
+    bpe_open_data_(bpe, &file);
 }
 
 static void fuzz_expect(int ok) {
@@ -93,14 +88,8 @@ static void fuzz_expect(int ok) {
 
 static void fuzz_formats(Bpe* bpe) {
     const int num_kept = bpe->num_kept;
-    static void (*const put[])(const Bpe*, FILE*) = {bpe_put_tokenizer_json_, bpe_put_vocab_, bpe_put_bin_,
-                                                     bpe_put_tiktoken_, bpe_put_merges_};
-    int formats = !bpe_is_like_gpt2(bpe) ? 1 : bpe->eot == bpe->vocab_size - 1 ? 4 : 3;
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        if (bpe->tokens[id].length > 255) {
-            return;
-        }
-    }
+    static void (*const put[])(const Bpe*, FILE*) = {bpe_put_tokenizer_json_, bpe_put_vocab_};
+    const int formats = bpe_is_like_gpt2(bpe) ? 2 : 1;
     bpe->num_kept = 0; // tokenizer.json is made again, instead of kept
     for (int i = 0; i < formats; i++) {
         char* text = NULL;
@@ -110,7 +99,7 @@ static void fuzz_formats(Bpe* bpe) {
         put[i](bpe, file);
         fclose(file);
         fuzz_keep(text);
-        fuzz_expect(fuzz_open(&again, "again", text, bytes));
+        fuzz_open(&again, "again", text, bytes);
         fuzz_expect(again.vocab_size == bpe->vocab_size && again.eot == bpe->eot &&
                     memcmp(again.pairs.entries, bpe->pairs.entries, sizeof(uint64_t) << bpe->pairs.bits) ==
                         0);
@@ -142,10 +131,9 @@ int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes);
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
     if (bytes > 0 && setjmp(fuzz.back) == 0) {
         Bpe bpe;
-        if (fuzz_open(&bpe, "fuzz", data, bytes)) {
-            fuzz_encode(&bpe, data, bytes);
-            fuzz_formats(&bpe);
-        }
+        fuzz_open(&bpe, "fuzz", data, bytes);
+        fuzz_encode(&bpe, data, bytes);
+        fuzz_formats(&bpe);
         bpe_close(&bpe);
         fuzz_expect(fuzz.count == 0); // nothing is lost
     }

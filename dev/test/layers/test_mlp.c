@@ -133,26 +133,27 @@ static void experts_expect(double* want[RESULTS], const ExpertsCase* p) {
     for (int i = 0; i < RESULTS; i++) {
         want[i] = ops_doubles(result_sizes[i]);
     }
-    ref_linear_forward(logits, inp, routerw, NULL, N, C, E);
+    ref_linear_forward(logits, inp, routerw, NULL, (RefLinear){N, C, E});
     ref_router_forward(weights, logits, &router);
-    ref_linear_forward(fch, inp, fcw, NULL, N, C, E * 2 * F);
+    ref_linear_forward(fch, inp, fcw, NULL, (RefLinear){N, C, E * 2 * F});
     ref_activation_forward(act, fch, N * E, F, ACTIVATION_SWIGLU);
-    ref_experts_forward(want[OUT], act, weights, fcprojw, N, E, F, C);
-    ref_experts_backward(dact, dweights, want[DFCPROJW], dout, act, weights, fcprojw, N, E, F, C);
+    ref_experts_forward(want[OUT], (RefExperts){act, weights, fcprojw, N, E, F, C});
+    ref_experts_backward(dact, dweights, want[DFCPROJW], dout,
+                         (RefExperts){act, weights, fcprojw, N, E, F, C});
     ref_activation_backward(dfch, dact, fch, N * E, F, ACTIVATION_SWIGLU);
-    ref_linear_backward(want[DINP], want[DFCW], NULL, dfch, inp, fcw, N, C, E * 2 * F);
+    ref_linear_backward(want[DINP], want[DFCW], NULL, dfch, inp, fcw, (RefLinear){N, C, E * 2 * F});
     ref_router_backward(dlogits, dweights, logits, weights, LOSSES.dloss, &router);
-    ref_linear_backward(want[DINP], want[DROUTERW], NULL, dlogits, inp, routerw, N, C, E);
+    ref_linear_backward(want[DINP], want[DROUTERW], NULL, dlogits, inp, routerw, (RefLinear){N, C, E});
     if (p->sfcw) {
         const double *sfcw = ops_widen(p->sfcw, 2 * FS * C), *sfcprojw = ops_widen(p->sfcprojw, C * FS);
         double *out = ops_doubles(N * C), *sfch = ops_doubles(N * 2 * FS), *sact = ops_doubles(N * FS),
                *dsfch = ops_doubles(N * 2 * FS), *dsact = ops_doubles(N * FS);
-        ref_linear_forward(sfch, inp, sfcw, NULL, N, C, 2 * FS);
+        ref_linear_forward(sfch, inp, sfcw, NULL, (RefLinear){N, C, 2 * FS});
         ref_activation_forward(sact, sfch, N, FS, ACTIVATION_SWIGLU);
-        ref_linear_forward(out, sact, sfcprojw, NULL, N, FS, C);
-        ref_linear_backward(dsact, want[DSFCPROJW], NULL, dout, sact, sfcprojw, N, FS, C);
+        ref_linear_forward(out, sact, sfcprojw, NULL, (RefLinear){N, FS, C});
+        ref_linear_backward(dsact, want[DSFCPROJW], NULL, dout, sact, sfcprojw, (RefLinear){N, FS, C});
         ref_activation_backward(dsfch, dsact, sfch, N, FS, ACTIVATION_SWIGLU);
-        ref_linear_backward(want[DINP], want[DSFCW], NULL, dsfch, inp, sfcw, N, C, 2 * FS);
+        ref_linear_backward(want[DINP], want[DSFCW], NULL, dsfch, inp, sfcw, (RefLinear){N, C, 2 * FS});
         ref_residual_forward(want[OUT], want[OUT], out, N * C);
     }
 }

@@ -43,13 +43,17 @@ static void layer_open(Layer* layer, ModelConfig cfg, int B, int T, int is_bf16,
 }
 
 static SelfAttention attention_of(Layer* layer, const Pass* pass) {
-    const LayerWeights w = linear_weights(&layer->linear, layer->cfg, &layer->params, 0, 0);
+    const LayerPass of = {.cfg = layer->cfg,
+                          .pass = pass,
+                          .p = layer->params,
+                          .a = layer->acts,
+                          .weights = linear_weights(&layer->linear, layer->cfg, &layer->params, 0),
+                          .linear = &layer->linear};
     layer->linear.few = pass_is_step(pass);
     if (layer->cfg.window > 0) {
         pass_window_starts_cpu(layer->window_starts, pass, layer->cfg.window);
     }
-    return self_attention_of(layer->cfg, 0, &w.qkv, &layer->params, &layer->acts, pass,
-                             layer->cfg.window > 0 ? layer->window_starts : pass->starts, &layer->linear,
+    return self_attention_of(&of, layer->cfg.window > 0 ? layer->window_starts : pass->starts,
                              &layer->attention);
 }
 
@@ -69,7 +73,7 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
                  HS = model_head_size(cfg), QKV = model_qkv_size(cfg), Q = NH * HS;
     const ModelWidths widths = model_widths(cfg);
     const size_t query_norm = (size_t)widths.query_norm, key_norm = (size_t)widths.key_norm;
-    const int has_rope = kinds->positions == POSITIONS_ROPE, is_row = kinds->heads == HEADS_ROW_NORM;
+    const int has_rope = kinds->positions == POSITIONS_ROPE;
     double *frequency = ops_doubles(HS), *w = ops_widen(layer->params.qkvw, QKV * C),
            *b = widen(layer->params.qkvb, QKV), *q = widen(layer->params.qnormw, query_norm),
            *k = widen(layer->params.knormw, key_norm), *x = ops_widen(inp, N * C),
@@ -82,17 +86,16 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
     for (int i = 0; i < model_rope_dims(cfg) / 2; i++) {
         frequency[i] = rope_frequency(cfg.scaling, model_rope_base(cfg), model_rope_dims(cfg), i);
     }
-    ref_linear_forward(r.qkv, x, w, b, N, C, QKV);
-    (is_row ? ref_row_norm_forward : ref_head_norm_forward)(r.normed, r.rstd, r.qkv, q, k,
-                                                            model_norm_eps(cfg), N, NH, KV, HS);
-    ref_rope_forward(r.turned, r.normed, rope, B, T, NH, KV, HS);
-    ref_attention_forward(r.out, r.lse, r.turned, starts, cfg.window, B, T, NH, KV, HS);
-    ref_attention_backward(dturned, ops_widen(dout, N * Q), r.turned, r.out, r.lse, starts, cfg.window, B, T,
-                           NH, KV, HS);
-    ref_rope_backward(dnormed, dturned, rope, B, T, NH, KV, HS);
-    (is_row ? ref_row_norm_backward : ref_head_norm_backward)(
-        dqkv, q ? r.dqnormw : NULL, k ? r.dknormw : NULL, dnormed, r.qkv, q, k, r.rstd, N, NH, KV, HS);
-    ref_linear_backward(r.dinp, r.dqkvw, b ? r.dqkvb : NULL, dqkv, x, w, N, C, QKV);
+    ref_linear_forward(r.qkv, x, w, b, (RefLinear){N, C, QKV});
+    const RefHeads heads = {B, T, NH, KV, HS, cfg.window};
+    const RefHeadNorm norm = {kinds->heads, q, k, r.rstd, model_norm_eps(cfg)};
+    ref_heads_norm_forward(r.normed, r.qkv, norm, heads);
+    ref_rope_forward(r.turned, r.normed, rope, heads);
+    ref_attention_forward(r.out, r.lse, r.turned, starts, heads);
+    ref_attention_backward(dturned, ops_widen(dout, N * Q), r.turned, r.out, r.lse, starts, heads);
+    ref_rope_backward(dnormed, dturned, rope, heads);
+    ref_heads_norm_backward(dqkv, q ? r.dqnormw : NULL, k ? r.dknormw : NULL, dnormed, r.qkv, norm, heads);
+    ref_linear_backward(r.dinp, r.dqkvw, b ? r.dqkvb : NULL, dqkv, x, w, (RefLinear){N, C, QKV});
     return r;
 }
 
@@ -109,12 +112,18 @@ static void check(ModelConfig cfg, int B, int T, const int* starts, int is_bf16,
           *dknormw = ops_floats(key_norm), *dinp = ops_floats(N * C);
     const Pass pass = {.starts = starts, .B = B, .T = T, .acts = &layer.acts};
     const SelfAttention a = attention_of(&layer, &pass);
-    const SelfAttentionGradients d = {dinp,    dqkvw,        dqkvb,           dqnormw,
-                                      dknormw, GRADIENT_SET, layer.acts.dqkv, layer.acts.dfch};
-    self_attention_forward_cpu(&a, inp);
-    self_attention_backward_cpu(&a, &d, dout, inp);
+    const SelfAttentionGradients d = {.dqkvw = dqkvw,
+                                      .dqkvb = dqkvb,
+                                      .dqnormw = dqnormw,
+                                      .dknormw = dknormw,
+                                      .mode = GRADIENT_SET,
+                                      .datty = dout,
+                                      .dqkv = layer.acts.dqkv,
+                                      .sums = layer.acts.dfch};
+    self_attention_heads_(&a, inp);
+    self_attention_heads_backward_(&a, &d, dinp, inp);
     const Wanted w = wanted(&layer, inp, dout, starts, B, T);
-    EXPECT_NEAR(ops_error(a.out, w.out, NULL, N * Q), 0, limit, "%s: out of %d x %d, bf16 %d", word, B, T,
+    EXPECT_NEAR(ops_error(a.atty, w.out, NULL, N * Q), 0, limit, "%s: out of %d x %d, bf16 %d", word, B, T,
                 is_bf16);
     EXPECT_NEAR(ops_error(dinp, w.dinp, NULL, N * C), 0, limit, "%s: dinp of %d x %d, bf16 %d", word, B, T,
                 is_bf16);
@@ -180,14 +189,14 @@ TEST(self_attention_packed) {
     const Pass pass = {.B = B, .T = T, .acts = &layer.acts};
     const SelfAttention a = attention_of(&layer, &pass);
     EXPECT(self_attention_is_packed_(&a), "not packed");
-    self_attention_forward_cpu(&a, inp);
+    self_attention_heads_(&a, inp);
     linear_forward_cpu(qkv, inp, &a.weight, B * T, a.linear);
     heads_forward_cpu(qkv, &a.heads);
-    attention_bf16_forward_cpu(out, lse, qkv, NULL, a.sizes, &layer.attention.bf16);
+    attention_bf16_forward_cpu(&(AttentionPass){a.sizes, NULL, qkv, NULL, out, lse}, &layer.attention.bf16);
     double *want = ops_widen(out, B * T * Q), difference = 0;
-    EXPECT_NEAR(ops_error(a.out, want, NULL, B * T * Q), 0, 0.01 / FLT_EPSILON, "out");
+    EXPECT_NEAR(ops_error(a.atty, want, NULL, B * T * Q), 0, 0.01 / FLT_EPSILON, "out");
     for (size_t i = 0; i < B * T * Q; i++) {
-        difference += fabs(a.out[i] - out[i]) / (double)(B * T * Q);
+        difference += fabs(a.atty[i] - out[i]) / (double)(B * T * Q);
     }
     EXPECT(difference < 1e-4, "mean difference %g", difference);
     memory_close(&layer.memory);
@@ -204,12 +213,12 @@ static void check_decoding(ModelConfig cfg) {
     layer_open(&layer, cfg, 2, T, 0, 1);
     const Pass whole = {.B = 1, .T = T, .acts = &layer.acts}; // without a cache
     const SelfAttention all = attention_of(&layer, &whole);
-    self_attention_forward_cpu(&all, inp);
-    const float* want = ops_copy(all.out, T * Q);
+    self_attention_heads_(&all, inp);
+    const float* want = ops_copy(all.atty, T * Q);
     for (int b = 0; b < 2; b++) { // the second sequence has read less
         const Pass prefill = {.B = 1, .T = PREFILL - b, .acts = &layer.acts, .cached = T, .sequence = b};
         const SelfAttention a = attention_of(&layer, &prefill);
-        self_attention_forward_cpu(&a, inp);
+        self_attention_heads_(&a, inp);
     }
     for (int t = PREFILL; t < T; t++) {
         const int positions[2] = {t, t - 1};
@@ -218,10 +227,10 @@ static void check_decoding(ModelConfig cfg) {
         float* rows = ops_copy(inp + (size_t)(t - 1) * C, 2 * C);
         memcpy(rows, inp + (size_t)t * C, C * sizeof(float));
         memcpy(rows + C, inp + (size_t)(t - 1) * C, C * sizeof(float));
-        self_attention_forward_cpu(&a, rows);
+        self_attention_heads_(&a, rows);
         for (int b = 0; b < 2; b++) {
             for (size_t c = 0; c < Q; c++) {
-                EXPECT_NEAR(a.out[b * Q + c], want[(size_t)positions[b] * Q + c], 1e-5,
+                EXPECT_NEAR(a.atty[b * Q + c], want[(size_t)positions[b] * Q + c], 1e-5,
                             "%s: sequence %d, token %d, column %zu", word, b, positions[b], c);
             }
         }

@@ -16,8 +16,8 @@ static Results reference(int N, int C, int OC, const double* inp, const double* 
                          const double* dout) {
     const Results r = {ops_doubles((size_t)N * OC), ops_doubles((size_t)N * C), ops_doubles((size_t)OC * C),
                        ops_doubles(OC)};
-    ref_linear_forward(r.out, inp, weight, bias, N, C, OC);
-    ref_linear_backward(r.dinp, r.dweight, r.dbias, dout, inp, weight, N, C, OC);
+    ref_linear_forward(r.out, inp, weight, bias, (RefLinear){N, C, OC});
+    ref_linear_backward(r.dinp, r.dweight, r.dbias, dout, inp, weight, (RefLinear){N, C, OC});
     return r;
 }
 

@@ -42,7 +42,7 @@ static inline MapOf random_of(Rand* random) {
     MapOf of = map_of_model(cfg);
     const HeadsKind heads = model_architecture(cfg.arch)->heads;
     of.tensor = cfg.E > 0 || heads == HEADS_ROW_NORM ? 1 : one_of(random, tensors, 4);
-    of.whole.Vp = model_padded_vocab_of_slices(cfg.V, of.tensor);
+    of.whole.Vp = model_padded_vocab_of_ranks(cfg.V, of.tensor);
     of.data = of.replica = one_of(random, data, 5);
     of.stage = below(random, 4);
     if (cfg.E > 0 && of.stage < 3 && of.data % 2 == 0 && below(random, 2)) {

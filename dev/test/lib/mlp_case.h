@@ -49,12 +49,12 @@ static inline void mlp_case_expect(const MlpCase* p) {
     double *pre = ops_doubles(N * H), *act = ops_doubles(N * F), *dact = ops_doubles(N * F),
            *dpre = ops_doubles(N * H), *inp = ops_widen(p->inp, N * C), *dout = ops_widen(p->dout, N * C);
     const double *fcw = ops_widen(p->fcw, H * C), *fcprojw = ops_widen(p->fcprojw, C * F);
-    ref_linear_forward(pre, inp, fcw, mlp_widen_(p->fcb, H), N, C, H);
+    ref_linear_forward(pre, inp, fcw, mlp_widen_(p->fcb, H), (RefLinear){N, C, H});
     ref_activation_forward(act, pre, N, F, p->kind);
-    ref_linear_forward(p->out, act, fcprojw, mlp_widen_(p->fcprojb, C), N, F, C);
-    ref_linear_backward(dact, p->dfcprojw, p->dfcprojb, dout, act, fcprojw, N, F, C);
+    ref_linear_forward(p->out, act, fcprojw, mlp_widen_(p->fcprojb, C), (RefLinear){N, F, C});
+    ref_linear_backward(dact, p->dfcprojw, p->dfcprojb, dout, act, fcprojw, (RefLinear){N, F, C});
     ref_activation_backward(dpre, dact, pre, N, F, p->kind);
-    ref_linear_backward(p->dinp, p->dfcw, p->dfcb, dpre, inp, fcw, N, C, H);
+    ref_linear_backward(p->dinp, p->dfcw, p->dfcb, dpre, inp, fcw, (RefLinear){N, C, H});
 
     double *pre_size = ops_doubles(N * H), *act_size = ops_absolute(act, N * F),
            *dact_size = ops_doubles(N * F), *slope = ops_doubles(N * H), *one = ops_doubles(N * F),
@@ -65,20 +65,22 @@ static inline void mlp_case_expect(const MlpCase* p) {
         one[i] = 1;
     }
     ref_activation_backward(slope, one, pre, N, F, p->kind);
-    ref_linear_forward(pre_size, a_inp, a_fcw, mlp_absolute_(p->fcb, H), N, C, H);
+    ref_linear_forward(pre_size, a_inp, a_fcw, mlp_absolute_(p->fcb, H), (RefLinear){N, C, H});
     for (size_t i = 0; i < N * H; i++) {
         // the square counts where the slope is about 0
         act_size[i / H * F + i % F] += fabs(slope[i]) * pre_size[i] + 0x1p-7 * pre_size[i] * pre_size[i];
     }
-    ref_linear_forward(p->out_size, act_size, a_fcprojw, mlp_absolute_(p->fcprojb, C), N, F, C);
-    ref_linear_backward(dact_size, p->dfcprojw_size, p->dfcprojb_size, a_dout, act_size, a_fcprojw, N, F, C);
+    ref_linear_forward(p->out_size, act_size, a_fcprojw, mlp_absolute_(p->fcprojb, C), (RefLinear){N, F, C});
+    ref_linear_backward(dact_size, p->dfcprojw_size, p->dfcprojb_size, a_dout, act_size, a_fcprojw,
+                        (RefLinear){N, F, C});
     for (size_t i = 0; i < N * H; i++) {
         const size_t gate = i / H * H + i % F, up = gate + (gates - 1) * F, a = i / H * F + i % F;
         const double curve = 2 * (1 + (gates == 2 ? fabs(pre[up]) : 0));
         dpre_size[i] +=
             dact_size[a] * fabs(slope[i]) + fabs(dact[a]) * curve * (pre_size[gate] + pre_size[up]);
     }
-    ref_linear_backward(p->dinp_size, p->dfcw_size, p->dfcb_size, dpre_size, a_inp, a_fcw, N, C, H);
+    ref_linear_backward(p->dinp_size, p->dfcw_size, p->dfcb_size, dpre_size, a_inp, a_fcw,
+                        (RefLinear){N, C, H});
 }
 
 #endif

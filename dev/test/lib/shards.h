@@ -37,22 +37,4 @@ static inline const char* write_shard(const char* name, int32_t magic, size_t fi
     return path;
 }
 
-// Writes Megatron's index of sequences of the given lengths, and of `marks` marks of documents.
-static inline const char* write_index(const char* name, int width, const int32_t* lengths, int sequences,
-                                      const int64_t* documents, int marks) {
-    char bytes[4096] = "MMIDIDX\0\0\1";
-    const uint64_t n = (uint64_t)sequences, m = (uint64_t)marks;
-    int64_t offset = 0;
-    bytes[17] = width == 2 ? 8 : 4;
-    memcpy(bytes + 18, &n, 8);
-    memcpy(bytes + 26, &m, 8);
-    for (int i = 0; i < sequences; i++) {
-        memcpy(bytes + 34 + 4 * i, &lengths[i], 4);
-        memcpy(bytes + 34 + 4 * sequences + 8 * i, &offset, 8);
-        offset += (int64_t)lengths[i] * width;
-    }
-    memcpy(bytes + 34 + 12 * sequences, documents, 8 * (size_t)marks);
-    return test_write(name, bytes, 34 + 12 * (size_t)sequences + 8 * (size_t)marks);
-}
-
 #endif

@@ -2,15 +2,13 @@
 task_oracle.h -- compares the losses of all task endings with those of transformers, for both
 trainers.
 
-The tasks are in dev/ref/fixtures/tasks, and CORE's in dev/ref/fixtures/core. Here their endings are
+The tasks are in dev/ref/fixtures/tasks. Here their endings are
 packed into rows; transformers computed each alone, in float64.
 */
 #ifndef DEV_TEST_TASK_ORACLE_H
 #define DEV_TEST_TASK_ORACLE_H
 
 #include "llmc/base/check.h"
-#include "llmc/data/core_bundle.h"
-#include "llmc/data/core_tasks.h"
 #include "llmc/data/eval_task_files.h"
 #include "llmc/data/eval_tasks.h"
 #include "llmc/formats/llmc_bin.h"
@@ -21,14 +19,13 @@ packed into rows; transformers computed each alone, in float64.
 #include "dev/test/lib/test.h"
 
 #define ORACLE_TASKS_ "dev/ref/fixtures/tasks/"
-#define ORACLE_CORE_ "dev/ref/fixtures/core"
 
 enum { ORACLE_T_ = 64, ORACLE_B_ = 3, ORACLE_STRIDE_ = 24, ORACLE_LINE_ = 256 };
 // Kernels touch the same memory for all files: a sanitizer sees one of them.
 #ifdef SANITIZED
 enum { ORACLE_FILES_ = 1 };
 #else
-enum { ORACLE_FILES_ = 6 };
+enum { ORACLE_FILES_ = 5 };
 #endif
 
 typedef struct {
@@ -52,7 +49,7 @@ static inline void oracle_open_text_(Task* task, const Tokenizer* tokenizer) {
 
 static inline void oracle_open_(Task* task, const char* name, const Tokenizer* tokenizer) {
     char path[ORACLE_LINE_];
-    const TaskSettings settings = {tokenizer, tokenizer->vocab_size, tokenizer->eot, ORACLE_T_, 0};
+    const TaskSettings settings = {tokenizer, tokenizer->eot, ORACLE_T_, 0};
     if (strcmp(name, "text.txt") == 0) {
         oracle_open_text_(task, tokenizer);
         return;
@@ -82,20 +79,20 @@ static inline TaskResult* oracle_results_(const Oracle_* o, const Task* task) {
     return results;
 }
 
-// Compares an open task with the lines of `losses` about `alike`: its documents, in order. Closes
-// it.
-static inline void oracle_compare_(const Oracle_* o, Task* task, const char* losses, const char* alike) {
+// Compares an open task with the lines of losses.txt about its file: its documents, in order.
+// Closes it.
+static inline void oracle_compare_(const Oracle_* o, Task* task, const char* name) {
     char line[ORACLE_LINE_], of[ORACLE_LINE_];
     int example, ending, tokens;
     double nats, missed;
     size_t d = 0;
-    FILE* file = fopen(losses, "r");
-    CHECK(file, "%s: cannot open", losses);
+    FILE* file = fopen(ORACLE_TASKS_ "losses.txt", "r");
+    CHECK(file, "losses.txt: cannot open");
     TaskResult* results = oracle_results_(o, task);
     while (fgets(line, sizeof(line), file)) {
         const int read =
             sscanf(line, "%255s %d %d %lf %d %lf", of, &example, &ending, &nats, &tokens, &missed);
-        if (read == 6 && strcmp(of, alike) == 0 && d < task->num_documents) {
+        if (read == 6 && strcmp(of, name) == 0 && d < task->num_documents) {
             EXPECT_NEAR(results[d].nats, nats, o->tolerance * nats, "%s, example %d, ending %d", task->name,
                         example, ending);
             EXPECT(task->documents[d].scored == tokens, "%s, example %d: %d tokens, wanted %d", task->name,
@@ -112,20 +109,6 @@ static inline void oracle_compare_(const Oracle_* o, Task* task, const char* los
     task_close(task);
 }
 
-static inline void oracle_compare_core_(const Oracle_* o, const Tokenizer* tokenizer, size_t count) {
-    const TaskSettings settings = {tokenizer, tokenizer->vocab_size, tokenizer->eot, ORACLE_T_, 0};
-    CoreBundle bundle;
-    core_bundle_open(&bundle, ORACLE_CORE_);
-    for (size_t i = 0; i < count && i < (size_t)bundle.count; i++) {
-        char name[ORACLE_LINE_];
-        Task task;
-        core_task_open(&task, &bundle.tasks[i], ORACLE_CORE_, settings);
-        snprintf(name, sizeof(name), "%s", task.name);
-        oracle_compare_(o, &task, ORACLE_CORE_ "/losses.txt", name);
-    }
-    core_bundle_close(&bundle);
-}
-
 // `line` are further options of this trainer, at most 16 words.
 static inline void test_task_losses(Memory memory, const char* line, double tolerance) {
     char words[ORACLE_LINE_],
@@ -135,12 +118,8 @@ static inline void test_task_losses(Memory memory, const char* line, double tole
                      (char*)"3"},
         *save = NULL;
     int argc = 13;
-    static const char* const files[][2] = {{"hellaswag.jsonl", "hellaswag.jsonl"},
-                                           {"choices.bin", "hellaswag.jsonl"},
-                                           {"choices.jsonl", "choices.jsonl"},
-                                           {"schema.jsonl", "schema.jsonl"},
-                                           {"continuations.jsonl", "continuations.jsonl"},
-                                           {"text.txt", "text.txt"}};
+    static const char* const files[] = {"hellaswag.jsonl", "choices.jsonl", "schema.jsonl",
+                                        "continuations.jsonl", "text.txt"};
     static Comm alone;
     Options options;
     Tokenizer tokenizer;
@@ -158,10 +137,9 @@ static inline void test_task_losses(Memory memory, const char* line, double tole
     load_weights(o.model, ORACLE_TASKS_ "model.bin");
     for (size_t i = 0; i < ORACLE_FILES_; i++) {
         Task task;
-        oracle_open_(&task, files[i][0], &tokenizer);
-        oracle_compare_(&o, &task, ORACLE_TASKS_ "losses.txt", files[i][1]);
+        oracle_open_(&task, files[i], &tokenizer);
+        oracle_compare_(&o, &task, files[i]);
     }
-    oracle_compare_core_(&o, &tokenizer, ORACLE_FILES_);
     model_close(o.model);
     tokenizer_close(&tokenizer);
     free(o.model);

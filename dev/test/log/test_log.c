@@ -331,9 +331,9 @@ TEST(partial) {
 // Each kind of task has its line, and so has one of a model that diverged.
 TEST(task_lines) {
     const TaskShare none = {NAN, NAN}, half = {0.5, 0.1}, third = {0.25, 0.05};
-    const TaskScore choice = {TASK_CHOICE, half, third, none, 0.125, NAN, NAN, 12},
-                    continuation = {TASK_CONTINUATION, half, none, none, NAN, 2, 3, 4},
-                    text = {TASK_TEXT, none, none, none, NAN, NAN, NAN, 7};
+    const TaskScore choice = {TASK_CHOICE, half, third, none, NAN, NAN, 12},
+                    continuation = {TASK_CONTINUATION, half, none, none, 2, 3, 4},
+                    text = {TASK_TEXT, none, none, none, NAN, NAN, 7};
     RunLog log = open_log("tasks", 0, 10);
     log_task(&log, 5, "choice", &choice);
     log_task(&log, 5, "con\"tinuation", &continuation);
@@ -344,7 +344,7 @@ TEST(task_lines) {
         strcmp(
             jsonl,
             "{\"kind\":\"task\",\"step\":5,\"name\":\"choice\",\"acc\":0.5,\"acc_err\":0.1,"
-            "\"acc_norm\":0.25,\"acc_norm_err\":0.05,\"centered\":0.125,\"tokens\":12}\n"
+            "\"acc_norm\":0.25,\"acc_norm_err\":0.05,\"tokens\":12}\n"
             "{\"kind\":\"task\",\"step\":5,\"name\":\"con\\\"tinuation\",\"acc\":0.5,\"acc_err\":0.1,"
             "\"loss\":2,\"ppl\":7.3890561,\"bpb\":3,\"tokens\":4}\n"
             "{\"kind\":\"task\",\"step\":5,\"name\":\"text\",\"loss\":null,\"ppl\":null,\"tokens\":7}\n") ==
@@ -352,11 +352,9 @@ TEST(task_lines) {
         "log.jsonl is\n%s", jsonl);
     EXPECT(strcmp(slurp(test_path("tasks/main.log")), "s:5 eval:0.2500\n") == 0, "main.log");
     const char* screen = slurp(test_path("tasks.screen"));
-    EXPECT(
-        strstr(screen,
-               "step  5/10 | choice | acc 0.5000 +- 0.1000 | acc_norm 0.2500 +- 0.0500 | centered 0.1250 | "
-               "12 tokens\n"),
-        "%s", screen);
+    EXPECT(strstr(screen, "step  5/10 | choice | acc 0.5000 +- 0.1000 | acc_norm 0.2500 +- 0.0500 | "
+                          "12 tokens\n"),
+           "%s", screen);
     EXPECT(strstr(screen, "acc 0.5000 +- 0.1000 | loss 2.0000 | perplexity 7.3891 | 3.0000 bpb | 4 tokens\n"),
            "%s", screen);
 }
@@ -367,7 +365,6 @@ TEST(set_lines) {
     RunLog log = open_log("sets", 0, 10);
     log_val(&log, 5, &web);
     log_val(&log, 5, &books);
-    log_core(&log, 5, 0.25, 22);
     log_close(&log);
     const char* jsonl = slurp(test_path("sets/log.jsonl"));
     EXPECT(strcmp(jsonl,
@@ -375,14 +372,12 @@ TEST(set_lines) {
                   "\"all_sequences\":4}\n"
                   "{\"kind\":\"val\",\"step\":5,\"loss\":2,\"bpb\":0.5,\"sequences\":3,\"all_sequences\":4}\n"
                   "{\"kind\":\"set\",\"step\":5,\"name\":\"books\",\"loss\":1.5,\"sequences\":5,"
-                  "\"all_sequences\":5}\n"
-                  "{\"kind\":\"core\",\"step\":5,\"core\":0.25,\"tasks\":22}\n") == 0,
+                  "\"all_sequences\":5}\n") == 0,
            "log.jsonl is\n%s", jsonl);
     EXPECT(strcmp(slurp(test_path("sets/main.log")), "s:5 tel:2.0000\n") == 0, "main.log");
     const char* screen = slurp(test_path("sets.screen"));
     EXPECT(strstr(screen, "val web loss 2.0000 | 0.5000 bpb (3 of 4 sequences)\n"), "%s", screen);
     EXPECT(strstr(screen, "val books loss 1.5000 (all 5 sequences)\n"), "%s", screen);
-    EXPECT(strstr(screen, "CORE 0.2500, the mean of 22 tasks\n"), "%s", screen);
 }
 
 // A mixture of web, which gives 3 of 4 sequences, and books; both have 10 rows of 8 tokens.

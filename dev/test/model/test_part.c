@@ -1,26 +1,24 @@
-// Slices of a model: sizes, and the places of their elements in the whole.
+// Parts of a model: sizes, and the places of their elements in the whole.
 #include "dev/test/lib/test.h"
 #include "llmc/model/part.h"
 #include "llmc/model/presets.h"
 
-static ModelConfig whole_of(const char* preset, int s) {
+static ModelConfig whole_of(const char* preset, int t) {
     ModelConfig cfg = model_preset_config(model_preset_by_name(preset), 1000);
-    cfg.Vp = model_padded_vocab_of_slices(cfg.V = 1000, s);
+    cfg.Vp = model_padded_vocab_of_ranks(cfg.V = 1000, t);
     cfg.L = 2;
     return cfg;
 }
 
-// Rank j of `ranks` that divide s slices, or all experts if s is 1.
-static ModelPart part_of(int s, int ranks, int j) {
-    if (s == 1) {
-        return (ModelPart){.expert_ranks = ranks, .expert_rank = j};
-    }
-    return (ModelPart){.first_slice = j * s / ranks, .slices = s / ranks, .of_slices = s};
+// Rank j of those that cut matrices, or divide experts.
+static ModelPart part_of(ModelConfig cfg, int ranks, int j) {
+    return cfg.E > 0 ? (ModelPart){.expert_ranks = ranks, .expert_rank = j}
+                     : (ModelPart){.tensor_ranks = ranks, .tensor_rank = j};
 }
 
-// Copies a whole model, whose elements have their numbers as values, into `ranks` parts of s
-// slices, and back into zeros.
-static void take_and_put(ModelConfig cfg, int s, int ranks) {
+// Copies a whole model, whose elements have their numbers as values, into the parts of `ranks`, and
+// back into zeros.
+static void take_and_put(ModelConfig cfg, int ranks) {
     TensorRow rows[MODEL_PARAMETER_ROWS], part_rows[MODEL_PARAMETER_ROWS];
     const size_t bytes = model_parameter_rows_of(rows, cfg, sizeof(float));
     float *whole = (float*)check_alloc(bytes, 1, "whole"), *back = (float*)check_alloc(bytes, 1, "back");
@@ -28,7 +26,7 @@ static void take_and_put(ModelConfig cfg, int s, int ranks) {
         whole[i] = (float)(i % 16777213);
     }
     for (int j = 0; j < ranks; j++) {
-        const ModelPart which = part_of(s, ranks, j);
+        const ModelPart which = part_of(cfg, ranks, j);
         const ModelConfig part_cfg = model_part_of(cfg, which);
         const size_t part_bytes = model_parameter_rows_of(part_rows, part_cfg, sizeof(float));
         char* part = (char*)check_alloc(part_bytes, 1, "part");
@@ -48,7 +46,7 @@ static void take_and_put(ModelConfig cfg, int s, int ranks) {
         for (int k = 0; k < rows[i].layers; k++) {
             EXPECT(memcmp(tensor_at_layer(&rows[i], whole, k), tensor_at_layer(&rows[i], back, k),
                           tensor_layer_elements(&rows[i]) * sizeof(float)) == 0,
-                   "%s, copy %d, %d slices", rows[i].name, k, s);
+                   "%s, copy %d, %d ranks", rows[i].name, k, ranks);
         }
     }
     free(whole);
@@ -56,13 +54,12 @@ static void take_and_put(ModelConfig cfg, int s, int ranks) {
 }
 
 TEST(part_take_put) {
-    take_and_put(whole_of("d12", 4), 4, 1);
-    take_and_put(whole_of("d12", 4), 4, 2);
-    take_and_put(whole_of("d12", 3), 3, 3);
-    take_and_put(whole_of("d48", 5), 5, 5);
-    take_and_put(whole_of("llama:135m", 3), 3, 3);
-    take_and_put(whole_of("qwen2:1.5b", 4), 4, 4); // two heads of keys
-    take_and_put(whole_of("qwen3:0.6b", 16), 16, 4);
+    take_and_put(whole_of("d12", 4), 4);
+    take_and_put(whole_of("d12", 3), 3);
+    take_and_put(whole_of("d48", 5), 5);
+    take_and_put(whole_of("llama:135m", 3), 3);
+    take_and_put(whole_of("qwen2:1.5b", 2), 2); // two heads of keys
+    take_and_put(whole_of("qwen3:0.6b", 8), 8);
 }
 
 static ModelConfig experts_of(int E) {
@@ -73,31 +70,31 @@ static ModelConfig experts_of(int E) {
 }
 
 TEST(part_experts) {
-    const ModelConfig cfg = experts_of(6), part = model_part_of(cfg, part_of(1, 3, 2));
-    take_and_put(cfg, 1, 2);
-    take_and_put(cfg, 1, 3);
-    take_and_put(cfg, 1, 6);
+    const ModelConfig cfg = experts_of(6), part = model_part_of(cfg, part_of(cfg, 3, 2));
+    take_and_put(cfg, 2);
+    take_and_put(cfg, 3);
+    take_and_put(cfg, 6);
     EXPECT(model_mlps(part) == 2 && part.E == 6 && model_groups(part) == 3, "sizes of a part");
     EXPECT(model_hidden_rows(part, 64) == 160 && model_expert_rows(part, 64) == 288, "rows of 64 tokens");
     EXPECT(model_hidden_rows(cfg, 64) == 288 && model_hidden_rows(whole_of("d12", 1), 64) == 64, "undivided");
 }
 
 // Every element of a part has the same place by both functions.
-static void places(ModelConfig cfg, int s) {
+static void places(ModelConfig cfg, int t) {
     TensorRow rows[MODEL_PARAMETER_ROWS], part_rows[MODEL_PARAMETER_ROWS];
-    const ModelPart which = {.slices = s, .of_slices = s};
     model_parameter_rows_of(rows, cfg, sizeof(float));
-    model_parameter_rows_of(part_rows, model_part_of(cfg, which), sizeof(float));
+    model_parameter_rows_of(part_rows, model_part_of(cfg, part_of(cfg, t, 0)), sizeof(float));
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &part_rows[i];
         const size_t elements = tensor_layer_elements(row);
-        for (int k = 0; k < row->slices && elements > 0; k++) {
+        for (int j = 0; j < t && elements > 0; j++) {
             for (size_t at = 0; at < elements;) {
-                const PartRun run = part_run(row, cfg, which, k, at);
-                const PartRun place = part_place(&rows[i], cfg, s, run.whole);
-                const size_t part = place.part % elements, slice = place.part / elements;
-                EXPECT(part == at && slice <= (size_t)k, "%s: element %zu of slice %d at %zu of %zu",
-                       row->name, at, k, part, slice);
+                const PartRun run = part_run(row, cfg, part_of(cfg, t, j), at);
+                const PartRun place = part_place(&rows[i], cfg, t, run.whole);
+                const size_t part = place.part % elements, rank = place.part / elements,
+                             wanted = row->split == SPLIT_NONE ? 0 : (size_t)j;
+                EXPECT(part == at && rank == wanted, "%s: element %zu of rank %d at %zu of %zu", row->name,
+                       at, j, part, rank);
                 at += run.count < place.count ? run.count : place.count;
             }
         }
@@ -107,18 +104,19 @@ static void places(ModelConfig cfg, int s) {
 TEST(part_places) {
     places(whole_of("d12", 4), 4);
     places(whole_of("llama:135m", 3), 3);
-    places(whole_of("qwen3:0.6b", 16), 16);
+    places(whole_of("qwen3:0.6b", 8), 8);
 }
 
 TEST(part_sizes) {
-    const ModelConfig cfg = whole_of("qwen3:0.6b", 16);
-    const ModelConfig part = model_part_of(cfg, (ModelPart){.first_slice = 4, .slices = 4, .of_slices = 16});
-    EXPECT(part.NH == 1 && model_key_heads(part) == 1 && model_head_size(part) == 128, "heads");
-    EXPECT(model_blocks(part) == 8 && model_groups(part) == 9 && model_group_layer(part, 5) == 1, "groups");
+    const ModelConfig cfg = whole_of("qwen3:0.6b", 4);
+    const ModelConfig part = model_part_of(cfg, part_of(cfg, 4, 1));
+    EXPECT(part.NH == 4 && model_key_heads(part) == 2 && model_head_size(part) == 128, "heads");
+    EXPECT(model_groups(part) == 3 && model_group_layer(part, 2) == 1, "groups");
     const ModelConfig last = model_part_of(cfg, (ModelPart){.first_layer = 1, .layers = 1, .of_layers = 2});
     EXPECT(last.L == 1 && !model_has_first(last) && model_has_last(last), "the last stage");
     char text[128];
     const ModelConfig xl = model_preset_config(model_preset_by_name("d48"), 1000);
-    EXPECT(strcmp(part_unsliced(text, sizeof(text), xl, 4, 8), "25 heads") == 0, "%s", text);
-    EXPECT(!part_unsliced(text, sizeof(text), xl, 5, 8), "5 slices of 25 heads");
+    EXPECT(strcmp(part_uncut(text, sizeof(text), xl, 4, 8), "25 heads") == 0, "%s", text);
+    EXPECT(!part_uncut(text, sizeof(text), xl, 5, 8), "5 parts of 25 heads");
+    EXPECT(strcmp(part_uncut(text, sizeof(text), cfg, 16, 8), "8 heads of keys") == 0, "%s", text);
 }

@@ -2,7 +2,7 @@
 // and files: a model with shared layers writes the same file as one with separate equal layers, and
 // reads it back.
 #include "llmc/formats/gguf.h"
-#include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/model/freeze.h"
@@ -219,7 +219,8 @@ static TestModel model_unshared(const TestModel* from) {
 
 static void write_gguf(const char* path, const TestModel* model) {
     GgufWriter writer;
-    gguf_create(&writer, path, "model", model->cfg, GGUF_Q8_0, NULL, model_card_of(0), GGUF_START_TOKEN);
+    const GgufModel file = {"model", model->cfg, GGUF_Q8_0, NULL, model_card_of(0), GGUF_START_TOKEN};
+    gguf_create(&writer, path, &file);
     for (int g = 0; g < model_groups(model->cfg); g++) {
         gguf_put(&writer, model->rows, g, (char*)model->memory + tensor_group_offset_bytes(model->rows, g));
     }

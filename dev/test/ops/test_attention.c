@@ -21,8 +21,9 @@ static Run run_documents(AttentionSizes sizes, const int* starts, float* qkv, fl
                          AttentionScratch* scratch) {
     const Run r = {
         sizes, starts, qkv, dout, ops_floats(outs(sizes)), ops_floats(lses(sizes)), ops_floats(qkvs(sizes))};
-    attention_forward_cpu(r.out, r.lse, qkv, starts, sizes, scratch);
-    attention_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, starts, sizes, scratch);
+    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse};
+    attention_forward_cpu(&pass, scratch);
+    attention_backward_cpu(&(AttentionGradients){dout, r.dqkv, NULL}, &pass, scratch);
     return r;
 }
 
@@ -59,9 +60,9 @@ static void check_sizes(AttentionSizes s, const int* starts, float spread) {
     memory_close(&memory);
     const double* wide = ops_widen(qkv, qkvs(s));
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s));
-    ref_attention_forward(out, lse, wide, starts, 0, s.B, s.T, s.NH, s.KV, s.HS);
-    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, starts, 0, s.B, s.T, s.NH, s.KV,
-                           s.HS);
+    ref_attention_forward(out, lse, wide, starts, (RefHeads){s.B, s.T, s.NH, s.KV, s.HS, 0});
+    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, starts,
+                           (RefHeads){s.B, s.T, s.NH, s.KV, s.HS, 0});
     EXPECT_NEAR(ops_error(r.out, out, NULL, outs(s)), 0, limit(s.HS, spread), "out of %d x %d x %d/%d x %d",
                 s.B, s.T, s.NH, s.KV, s.HS);
     EXPECT_NEAR(ops_error(r.lse, lse, NULL, lses(s)), 0, limit(s.HS, 1), "lse of %d x %d x %d/%d x %d", s.B,
@@ -278,13 +279,9 @@ static AttentionResults run_either(AttentionSizes s, AttentionInputs in, const v
     AttentionScratch* a = (AttentionScratch*)scratch;
     const AttentionResults r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)),
                                 ops_floats((size_t)s.B * attention_keys(s) * 2 * attention_keys_size(s))};
-    if (in.kv) {
-        attention_gathered_forward_cpu(r.out, r.lse, in.qkv, in.kv, in.starts, s, a);
-        attention_gathered_backward_cpu(r.dqkv, r.dkv, in.dout, in.qkv, in.kv, r.out, r.lse, in.starts, s, a);
-    } else {
-        attention_forward_cpu(r.out, r.lse, in.qkv, in.starts, s, a);
-        attention_backward_cpu(r.dqkv, in.dout, in.qkv, r.out, r.lse, in.starts, s, a);
-    }
+    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse};
+    attention_forward_cpu(&pass, a);
+    attention_backward_cpu(&(AttentionGradients){in.dout, r.dqkv, r.dkv}, &pass, a);
     return r;
 }
 

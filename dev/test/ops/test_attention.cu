@@ -56,7 +56,8 @@ static Results run(const Shape* s, const float* qkv, const float* dout, Attentio
     int* starts = upload_starts(s, gpu);
     float* lse = unset<float>(lses(s), gpu);
     Results r = {};
-    attention_forward(out, lse, qkv_x, starts, sizes, scratch, gpu);
+    const AttentionPassGpu<X> pass = {sizes, starts, qkv_x, NULL, out, lse};
+    attention_forward(&pass, scratch, gpu);
     if (dout) {
         float* onto = ops_floats(QKV);
         for (size_t c = 0; c < QKV; c++) {
@@ -67,8 +68,9 @@ static Results run(const Shape* s, const float* qkv, const float* dout, Attentio
         float* set = unset<float>(QKV, gpu);
         const Gradient dbias[] = {{NULL, DTYPE_FP32}, {set, DTYPE_FP32}, {added, DTYPE_OF(X)}};
         for (int i = 0; i < 3; i++) {
-            attention_backward(dqkv, dbias[i], dout_x, qkv_x, out, lse, starts, sizes,
-                               i == 2 ? GRADIENT_ADD : GRADIENT_SET, scratch, gpu);
+            const AttentionGradientsGpu<X> d = {dout_x, dqkv, NULL, dbias[i],
+                                                i == 2 ? GRADIENT_ADD : GRADIENT_SET};
+            attention_backward(&d, &pass, scratch, gpu);
         }
         r.dqkv = take_back(dqkv, qkvs(s), gpu);
         r.dbias_set = take_back(set, QKV, gpu);
@@ -99,9 +101,10 @@ static Results reference(const Shape* s, const float* qkv, const float* dout, co
     const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)), NULL, NULL};
     const double* wide = ops_widen(qkv, qkvs(s));
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s));
-    ref_attention_forward(out, lse, wide, s->starts, 0, s->B, s->T, s->NH, s->KV, s->HS);
+    ref_attention_forward(out, lse, wide, s->starts,
+                          {(size_t)s->B, (size_t)s->T, (size_t)s->NH, (size_t)s->KV, (size_t)s->HS, 0});
     ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, ops_widen(got->out, outs(s)), lse, s->starts,
-                           0, s->B, s->T, s->NH, s->KV, s->HS);
+                           {(size_t)s->B, (size_t)s->T, (size_t)s->NH, (size_t)s->KV, (size_t)s->HS, 0});
     ops_narrow(r.out, out, outs(s));
     ops_narrow(r.lse, lse, lses(s));
     ops_narrow(r.dqkv, dqkv, qkvs(s));
@@ -398,16 +401,11 @@ static AttentionResults run_either(AttentionSizes sizes, AttentionInputs in, con
       *out = unset<X>(outs, gpu), *dqkv = unset<X>(qkvs, gpu), *dkv = unset<X>(kvs, gpu);
     float* lse = unset<float>(lses, gpu);
     int* starts = in.starts ? upload_ints(in.starts, keys, gpu) : NULL;
-    X* kv = NULL;
-    if (in.kv) {
-        kv = upload_rounded<X>(in.kv, kvs, 0, gpu);
-        attention_gathered_forward(out, lse, qkv, kv, starts, sizes, on->scratch, gpu);
-        attention_gathered_backward(dqkv, dkv, dout, qkv, kv, out, lse, starts, sizes, on->scratch, gpu);
-    } else {
-        const Gradient none = {NULL, DTYPE_FP32};
-        attention_forward(out, lse, qkv, starts, sizes, on->scratch, gpu);
-        attention_backward(dqkv, none, dout, qkv, out, lse, starts, sizes, GRADIENT_SET, on->scratch, gpu);
-    }
+    X* kv = in.kv ? upload_rounded<X>(in.kv, kvs, 0, gpu) : NULL;
+    const AttentionPassGpu<X> pass = {sizes, starts, qkv, kv, out, lse};
+    const AttentionGradientsGpu<X> d = {dout, dqkv, dkv, {NULL, DTYPE_FP32}, GRADIENT_SET};
+    attention_forward(&pass, on->scratch, gpu);
+    attention_backward(&d, &pass, on->scratch, gpu);
     const AttentionResults r = {take_back(out, outs, gpu), take_back(lse, lses, gpu),
                                 take_back(dqkv, qkvs, gpu), take_back(dkv, kvs, gpu)};
     gpu_free(qkv);
@@ -453,7 +451,8 @@ static void forward_too_large(const void* gpu) {
     Memory memory = memory_on_gpu();
     const AttentionSizes sizes = attention_sizes(1, 1, 1, 1, 129);
     attention_gpu_open<float>(&scratch, &memory, sizes, sizes.T);
-    attention_forward<float>(NULL, NULL, NULL, NULL, sizes, &scratch, (const Gpu*)gpu);
+    const AttentionPassGpu<float> pass = {sizes, NULL, NULL, NULL, NULL, NULL};
+    attention_forward(&pass, &scratch, (const Gpu*)gpu);
 }
 
 // Elements of the kernels by wgmma and by mma differ by two roundings of X, beside some

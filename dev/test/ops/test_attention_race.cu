@@ -38,10 +38,10 @@ static Results passes(Inputs inputs, AttentionGpu* attention, MatmulGpu* matmul,
          *dqkv = (bf16*)gpu_alloc(T * QKV, sizeof(bf16), "dqkv");
     float *lse = (float*)gpu_alloc(NH * T, sizeof(float), "lse"),
           *dbias = (float*)gpu_alloc(QKV, sizeof(float), "dbias"); // zeros
-    const bf16* none = NULL;
-    attention_raced_forward(out, lse, (const bf16*)qkv, none, NULL, sizes, attention, matmul);
-    attention_raced_backward(dqkv, (bf16*)NULL, {dbias, DTYPE_FP32}, (const bf16*)dout, (const bf16*)qkv,
-                             none, (const bf16*)out, lse, NULL, sizes, GRADIENT_ADD, attention, matmul);
+    const AttentionPassGpu<bf16> pass = {sizes, NULL, qkv, NULL, out, lse};
+    const AttentionGradientsGpu<bf16> d = {dout, dqkv, NULL, {dbias, DTYPE_FP32}, GRADIENT_ADD};
+    attention_raced_forward(&pass, attention, matmul);
+    attention_raced_backward(&d, &pass, attention, matmul);
     const int races = matmul->decisions_count;
     EXPECT(races == 0 || races == 2, "%d races", races);
     const Results r = {races ? matmul->decisions[0].way : -1, races ? matmul->decisions[1].way : -1,
@@ -103,7 +103,8 @@ static float* forward_by(int way, Inputs inputs, const Gpu* gpu) {
     attention_gpu_open<bf16>(&attention, &memory, sizes, T);
     attention_gpu_by(&attention, ATTENTION_RACED);
     attention_gpu_way(&attention, way);
-    attention_forward(out, lse, qkv, (const int*)NULL, sizes, &attention, gpu);
+    const AttentionPassGpu<bf16> pass = {sizes, NULL, qkv, NULL, out, lse};
+    attention_forward(&pass, &attention, gpu);
     float* got = take_back(out, T * Q, gpu);
     gpu_free((void*)qkv);
     gpu_free(lse);

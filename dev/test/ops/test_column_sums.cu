@@ -60,7 +60,7 @@ static void test_finish(int groups, int count, int C, GradientMode mode, const G
     float *onto = ops_normal(stride, 1), *before = ops_copy(onto, stride);
     G* to = upload<G>(onto, stride, 0, gpu);
     const Gradient gradients[3] = {{to, DTYPE_OF(G)}, {to + C, DTYPE_OF(G)}, {to + 2 * C, DTYPE_OF(G)}};
-    column_sums_finish<T>(gradients, count, d_partial, groups, stride, C, mode, gpu);
+    column_sums_finish<T>(gradients, count, ColumnPartials<float>{d_partial, groups, stride, C}, mode, gpu);
     const float* got = download(to, stride, gpu);
     want_sums(sum, magnitude, partial, mode == GRADIENT_ADD ? onto : NULL, groups, stride);
     compare<G>(got, sum, magnitude, groups, count * C);

@@ -60,8 +60,9 @@ static Classifier classifier_open(CrossEntropy of, const float* logits, float sc
                           ops_doubles(N),
                           ops_doubles(nv)};
     double* lse = ops_doubles(N);
-    ref_classifier_forward(l.loss, lse, l.logits, l.target, of.softcap, N, V, Vp);
-    ref_classifier_backward(l.dlogits, l.logits, lse, l.target, scale, of.softcap, of.z_loss, N, V, Vp);
+    ref_classifier_forward(l.loss, lse, l.logits, l.target, (RefClassifier){N, V, Vp, of.softcap, 0});
+    ref_classifier_backward(l.dlogits, l.logits, lse, l.target, scale,
+                            (RefClassifier){N, V, Vp, of.softcap, of.z_loss});
     magnitudes(&l, lse);
     return l;
 }

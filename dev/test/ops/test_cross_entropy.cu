@@ -88,9 +88,10 @@ static void set_reference(Case* k, float scale) {
     const double* logits = ops_widen(k->logits, (size_t)k->N * k->Vp);
     double* lse = ops_doubles(k->N);
     k->loss = ops_doubles(k->N), k->dlogits = ops_doubles((size_t)k->N * k->Vp);
-    ref_classifier_forward(k->loss, lse, logits, k->target, k->of.softcap, k->N, k->V, k->Vp);
-    ref_classifier_backward(k->dlogits, logits, lse, k->target, scale, k->of.softcap, k->of.z_loss, k->N,
-                            k->V, k->Vp);
+    ref_classifier_forward(k->loss, lse, logits, k->target,
+                           {(size_t)k->N, (size_t)k->V, (size_t)k->Vp, k->of.softcap, 0});
+    ref_classifier_backward(k->dlogits, logits, lse, k->target, scale,
+                            {(size_t)k->N, (size_t)k->V, (size_t)k->Vp, k->of.softcap, k->of.z_loss});
 }
 
 template <class T> static void test_case(Case* k, size_t shift, const Gpu* gpu) {

@@ -33,11 +33,20 @@ static Data data_open(const Case* c) {
     if (N > 2) {
         d.target[1] = NO_TARGET;
     }
-    ref_log_probs(log_q, teacher, c->teacher_softcap, c->how.temperature, N, V, (size_t)c->teacher_Vp);
-    ref_log_probs(log_pt, logits, c->of.softcap, c->how.temperature, N, V, Vp);
-    ref_classifier_forward(d.loss, lse, logits, d.target, c->of.softcap, N, V, Vp);
-    ref_distill(d.kl, d.dlogits, logits, lse, log_pt, log_q, d.target, c->scale, c->how.weight,
-                c->how.temperature, c->of.softcap, c->of.z_loss, N, V, Vp);
+    ref_log_probs(log_q, teacher, c->how.temperature,
+                  (RefClassifier){N, V, (size_t)c->teacher_Vp, c->teacher_softcap, 0});
+    ref_log_probs(log_pt, logits, c->how.temperature, (RefClassifier){N, V, Vp, c->of.softcap, 0});
+    ref_classifier_forward(d.loss, lse, logits, d.target, (RefClassifier){N, V, Vp, c->of.softcap, 0});
+    ref_distill(d.kl, d.dlogits,
+                (RefDistill){{N, V, Vp, c->of.softcap, c->of.z_loss},
+                             logits,
+                             lse,
+                             log_pt,
+                             log_q,
+                             d.target,
+                             c->scale,
+                             c->how.weight,
+                             c->how.temperature});
     return d;
 }
 
@@ -45,8 +54,10 @@ static Data data_open(const Case* c) {
 static void run(float* loss, float* kl, float* dlogits, const Data* d, const Case* c) {
     const size_t N = c->of.N;
     memcpy(dlogits, d->logits, N * c->of.Vp * sizeof(float));
-    distill_logits_cpu(loss, kl, dlogits, ops_copy(d->teacher, N * c->teacher_Vp), c->teacher_Vp,
-                       c->teacher_softcap, d->target, c->scale, c->of, c->how);
+    distill_logits_cpu(
+        loss, kl, dlogits,
+        (DistillTeacher){ops_copy(d->teacher, N * c->teacher_Vp), c->teacher_Vp, c->teacher_softcap},
+        (DistillTokens){d->target, c->scale, c->of, c->how});
 }
 
 // Copies columns, of rows `from_Vp` and `to_Vp` long.
@@ -173,7 +184,8 @@ TEST(own_teacher) {
     const int* target = ops_below(N, V);
     const CrossEntropy of = {N, V, Vp, 0, 0};
     cross_entropy_backward_cpu(loss, plain, target, 0.75f, of);
-    distill_logits_cpu(loss, kl, logits, same, Vp, 0, target, 1, of, (Distill){0.25f, 3});
+    distill_logits_cpu(loss, kl, logits, (DistillTeacher){same, Vp, 0},
+                       (DistillTokens){target, 1, of, {0.25f, 3}});
     for (int i = 0; i < N * Vp; i++) {
         EXPECT_NEAR(logits[i], plain[i], 1e-6, "gradient %d", i);
     }

@@ -40,8 +40,8 @@ static void run_gpu(float** loss, float** kl, float** dlogits, Data* d, const Ca
       *teacher = upload<T>(d->teacher, N * c->teacher_Vp, shift, gpu);
     float *losses = unset<float>(N, gpu), *divergences = unset<float>(N, gpu);
     int* target = upload_ints(d->target, N, gpu);
-    distill_logits(losses, divergences, logits, (const T*)teacher, c->teacher_Vp, c->teacher_softcap, target,
-                   SCALE, c->of, c->how, gpu);
+    distill_logits(losses, divergences, logits, {teacher, c->teacher_Vp, c->teacher_softcap},
+                   {target, NULL, NULL, SCALE, c->of, c->how}, gpu);
     *loss = download(losses, N, gpu), *kl = download(divergences, N, gpu);
     *dlogits = download(logits, N * c->of.Vp, gpu);
     gpu_free(target), gpu_free(divergences), gpu_free(losses);
@@ -94,17 +94,17 @@ static void run_slices(float** loss, float** kl, float** dlogits, Data* d, const
             if (pass == 0) {
                 cross_entropy_slice(whole + i * N, (const T*)logits + i * size, target, first, of, gpu);
             } else if (pass == 1) {
-                distill_slice(sums + i * N, (const T*)logits + i * size, from, losses, whole, target, of,
-                              c->how, gpu);
+                distill_slice(sums + i * N, (const T*)logits + i * size, from,
+                              {target, losses, whole, SCALE, of, c->how}, gpu);
             } else {
-                distill_slice_backward(logits + i * size, from, sums, losses, whole, target, first, SCALE, of,
-                                       c->how, gpu);
+                distill_slice_backward(logits + i * size, from, sums, first,
+                                       {target, losses, whole, SCALE, of, c->how}, gpu);
             }
         }
         if (pass == 0) {
             cross_entropy_combine(losses, whole, whole, target, s, N, gpu);
         } else if (pass == 1) {
-            distill_combine(divergences, sums, losses, whole, target, s, c->of, c->how, gpu);
+            distill_combine(divergences, sums, s, {target, losses, whole, SCALE, c->of, c->how}, gpu);
         }
     }
     *loss = download(losses, N, gpu), *kl = download(divergences, N, gpu);
@@ -122,8 +122,9 @@ template <class T> static void test_case(const Case* c, size_t shift, const Gpu*
     float *loss, *kl, *got;
     (c->slices > 1 ? run_slices<T> : run_gpu<T>)(&loss, &kl, &got, &d, c, shift, gpu);
     float *want = ops_copy(d.logits, (size_t)N * Vp), *want_loss = ops_floats(N), *want_kl = ops_floats(N);
-    distill_logits_cpu(want_loss, want_kl, want, ops_copy(d.teacher, (size_t)N * c->teacher_Vp),
-                       c->teacher_Vp, c->teacher_softcap, d.target, SCALE, c->of, c->how);
+    distill_logits_cpu(want_loss, want_kl, want,
+                       {ops_copy(d.teacher, (size_t)N * c->teacher_Vp), c->teacher_Vp, c->teacher_softcap},
+                       {d.target, SCALE, c->of, c->how});
     const double capped = (c->of.softcap + c->teacher_softcap) * 0x1p-18, t = fmin(c->how.temperature, 1),
                  wrong = 0x1p-17 + (capped + 16 * 0x1p-22) / t, a = c->how.weight;
     for (int n = 0; n < N; n++) {

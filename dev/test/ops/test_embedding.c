@@ -22,8 +22,8 @@ static void test_forward(int B, int T, int C) {
         for (int n = 0; n < B * T; n++) {
             positions[n] = first + n % T;
         }
-        embedding_forward_cpu(out, tokens, wte, wpe, B, T,
-                              (EmbeddingPositions){first ? positions : NULL, NULL}, C);
+        embedding_forward_cpu(out, tokens, wte, wpe,
+                              embedding_batch(B, T, C, (EmbeddingPositions){first ? positions : NULL, NULL}));
         free(positions);
         ref_embedding_forward(want, tokens, wide_te, wide_pe + (size_t)first * C, B, T, C);
         for (size_t i = 0; i < nc; i++) {
@@ -44,7 +44,7 @@ static void test_documents(int B, int T, int C) {
     for (int n = 0; n < B * T; n++) {
         starts[n] = n % T / 3 * 3;
     }
-    embedding_forward_cpu(out, tokens, wte, wpe, B, T, (EmbeddingPositions){0, starts}, C);
+    embedding_forward_cpu(out, tokens, wte, wpe, embedding_batch(B, T, C, (EmbeddingPositions){0, starts}));
     for (size_t i = 0; i < nc; i++) {
         const size_t n = i / (size_t)C, c = i % (size_t)C, position = n % (size_t)T - (size_t)starts[n];
         EXPECT(out[i] == wte[(size_t)tokens[n] * C + c] + wpe[position * C + c], "documents, element %zu", i);
@@ -96,7 +96,7 @@ static void test_tokens(int B, int T, int C) {
     float *wte = ops_normal(te, 1), *dout = ops_normal(nc, 1), *out = ops_floats(nc), *dwte = ops_floats(te);
     double *want = ops_doubles(te), *size = ops_doubles(te);
     const int* tokens = ops_below((size_t)B * T, V);
-    embedding_forward_cpu(out, tokens, wte, NULL, B, T, (EmbeddingPositions){NULL, NULL}, C);
+    embedding_forward_cpu(out, tokens, wte, NULL, embedding_batch(B, T, C, (EmbeddingPositions){NULL, NULL}));
     for (size_t i = 0; i < nc; i++) {
         EXPECT(out[i] == wte[(size_t)tokens[i / C] * C + i % C], "out of %d x %d x %d, element %zu", B, T, C,
                i);
@@ -137,7 +137,8 @@ static void test_chunks(int ranks, int chunk) {
     for (int n = 0; n < B * W; n++) {
         starts[n] = n % W / 3 * 3;
     }
-    embedding_forward_cpu(whole, tokens, wte, wpe, B, W, (EmbeddingPositions){NULL, starts, {0, 0}}, C);
+    embedding_forward_cpu(whole, tokens, wte, wpe,
+                          embedding_batch(B, W, C, (EmbeddingPositions){NULL, starts, {0, 0}}));
     embedding_backward_cpu(NULL, dwpe, dout, tokens, (EmbeddingSizes){B, W, C, Vp, maxT, {0, 0}},
                            GRADIENT_SET, GRADIENT_SET);
     for (int q = 0; q < ranks; q++) {
@@ -150,7 +151,8 @@ static void test_chunks(int ranks, int chunk) {
             ids[n] = tokens[from];
             memcpy(own + (size_t)n * C, dout + (size_t)from * C, C * sizeof(float));
         }
-        embedding_forward_cpu(out, ids, wte, wpe, B, T, (EmbeddingPositions){NULL, starts, chunks}, C);
+        embedding_forward_cpu(out, ids, wte, wpe,
+                              embedding_batch(B, T, C, (EmbeddingPositions){NULL, starts, chunks}));
         embedding_backward_cpu(NULL, part, own, ids, (EmbeddingSizes){B, T, C, Vp, maxT, chunks},
                                GRADIENT_SET, GRADIENT_SET);
         for (int n = 0; n < B * T; n++) {
@@ -182,7 +184,8 @@ TEST(threads) {
     for (int t = 1; t <= 3; t++) {
         threads_set(t);
         out[t] = ops_floats(B * T * C), dwte[t] = ops_copy(held, Vp * C), dwpe[t] = ops_floats(MAX_T * C);
-        embedding_forward_cpu(out[t], tokens, wte, wpe, B, T, (EmbeddingPositions){NULL, NULL}, C);
+        embedding_forward_cpu(out[t], tokens, wte, wpe,
+                              embedding_batch(B, T, C, (EmbeddingPositions){NULL, NULL}));
         embedding_backward_cpu(dwte[t], dwpe[t], dout, tokens, (EmbeddingSizes){B, T, C, Vp, MAX_T},
                                GRADIENT_ADD, GRADIENT_SET);
         EXPECT(ops_same_bits(out[t], out[1], B * T * C), "out with %d threads", t);

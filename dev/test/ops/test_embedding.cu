@@ -35,7 +35,8 @@ static void test_forward(const Size* s, const int* tokens, int first, size_t shi
         places[n] = first + (int)(n % s->T);
     }
     int* positions = upload_ints(places, N, gpu);
-    embedding_forward(out, ids, te, pe, s->B, s->T, EmbeddingPositions{first ? positions : NULL, NULL}, s->C,
+    embedding_forward(out, ids, te, pe,
+                      embedding_batch(s->B, s->T, s->C, EmbeddingPositions{first ? positions : NULL, NULL}),
                       gpu);
     free(places);
     ref_embedding_forward(want, tokens, ops_widen(wte, te_n), ops_widen(wpe, pe_n) + (size_t)first * s->C,
@@ -137,7 +138,8 @@ template <class X> static void test_chunks(const Gpu* gpu) {
           *to_pe = upload<X>(ops_floats(pe_n), pe_n, 0, gpu);
         int* on_gpu = upload_ints(ids, B * own, gpu);
         const Gradient none = {NULL, DTYPE_OF(X)}, gradient = {to_pe, DTYPE_OF(X)};
-        embedding_forward(to, on_gpu, te, pe, B, own, EmbeddingPositions{NULL, NULL, chunks}, C, gpu);
+        embedding_forward(to, on_gpu, te, pe,
+                          embedding_batch(B, own, C, EmbeddingPositions{NULL, NULL, chunks}), gpu);
         embedding_backward(none, gradient, d, on_gpu, {B, own, C, V, MAX_T, chunks}, GRADIENT_SET,
                            GRADIENT_SET, &scratch, gpu);
         out[i] = download(to, B * own * C, gpu);
@@ -175,7 +177,8 @@ static void test_tokens(const Size* s, const int* tokens, size_t shift, const Gp
     EmbeddingGpu scratch;
     Memory memory = memory_on_gpu();
     embedding_open(&scratch, &memory, (int)N, s->V, s->C);
-    embedding_forward(out, ids, from, (const X*)NULL, s->B, s->T, EmbeddingPositions{}, s->C, gpu);
+    embedding_forward(out, ids, from, (const X*)NULL, embedding_batch(s->B, s->T, s->C, EmbeddingPositions{}),
+                      gpu);
     const float* got = download(out, n, gpu);
     for (size_t i = 0; i < n; i++) {
         EXPECT(got[i] == wte[(size_t)tokens[i / s->C] * s->C + i % s->C], "token row, element %zu", i);
@@ -278,13 +281,14 @@ static void test_slices(const Size* s, const int* tokens, int slices, size_t shi
     Memory memory = memory_on_gpu();
     const Gradient none = {NULL, DTYPE_OF(G)};
     embedding_open(&scratch, &memory, (int)N, s->V, C);
-    embedding_forward(want, ids, from, position, s->B, s->T, EmbeddingPositions{}, C, gpu);
+    embedding_forward(want, ids, from, position, embedding_batch(s->B, s->T, C, EmbeddingPositions{}), gpu);
     embedding_sort(&scratch, ids, (int)N, gpu); // once for all slices
     embedding_backward({dwant, DTYPE_OF(G)}, none, d, ids, {s->B, s->T, C, s->V, s->maxT, {}, 0},
                        GRADIENT_SET, GRADIENT_SET, &scratch, gpu);
     for (int first = 0; first < s->V; first += words) {
         const EmbeddingWords slice = {first, first + words < s->V ? words : s->V - first};
-        embedding_words(out, ids, from + (size_t)first * C, slice, (int)N, C, gpu);
+        embedding_forward(out, ids, from + (size_t)first * C, (const X*)NULL,
+                          embedding_slice((int)N, C, slice), gpu);
         const float* part = download(out, n, gpu);
         for (size_t i = 0; i < n; i++) {
             const int is_own = first <= tokens[i / C] && tokens[i / C] < first + slice.count;

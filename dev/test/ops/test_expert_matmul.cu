@@ -104,7 +104,7 @@ static void check_forward(const Case* c, const Arrays<X>* a, ExpertInstructions 
     const ExpertRows rows = rows_of(c, a, by);
     const size_t n = (size_t)a->all * c->OC;
     OUT* out = unset<OUT>(n, gpu);
-    expert_matmul_forward(out, a->inp_gpu, a->weight_gpu, &rows, c->C, c->OC, gpu);
+    expert_matmul_forward(out, a->inp_gpu, a->weight_gpu, &rows, {c->C, c->OC}, gpu);
     const float* got = take_back(out, n, gpu);
     for (int e = 0; e < c->E; e++) {
         const size_t first = (size_t)first_of(c, e);
@@ -135,7 +135,7 @@ static void check_input(const Case* c, const Arrays<X>* a, GradientMode mode, Ex
     const float before = mode == GRADIENT_ADD ? BEFORE : 0;
     X* dinp;
     filled(n, gpu, &dinp);
-    expert_matmul_backward_input(dinp, a->dout_gpu, a->weight_gpu, &rows, c->C, c->OC, mode, gpu);
+    expert_matmul_backward_input(dinp, a->dout_gpu, a->weight_gpu, &rows, {c->C, c->OC}, mode, gpu);
     const float* got = take_back(dinp, n, gpu);
     for (int e = 0; e < c->E; e++) {
         const size_t first = (size_t)first_of(c, e);
@@ -160,7 +160,7 @@ static void check_weight(const Case* c, const Arrays<X>* a, GradientMode mode, E
     const float before = mode == GRADIENT_ADD ? BEFORE : 0;
     G* dweight;
     filled(n, gpu, &dweight);
-    expert_matmul_backward_weight({dweight, DTYPE_OF(G)}, a->dout_gpu, a->inp_gpu, &rows, c->C, c->OC, mode,
+    expert_matmul_backward_weight({dweight, DTYPE_OF(G)}, a->dout_gpu, a->inp_gpu, &rows, {c->C, c->OC}, mode,
                                   gpu);
     const float* got = take_back(dweight, n, gpu);
     for (int e = 0; e < c->E; e++) {

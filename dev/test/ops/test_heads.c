@@ -72,12 +72,12 @@ static void check(HeadsKind kind, AttentionSizes s, int dims, int turns, Gradien
     for (int i = 0; i < turned / 2; i++) {
         frequency[i] = rope_frequency(settings.scaling, settings.base, turned, i);
     }
-    (kind == HEADS_ROW_NORM ? ref_row_norm_forward : ref_head_norm_forward)(normed, rstd, wide, q, k, EPS, N,
-                                                                            NH, KV, HS);
-    ref_rope_forward(out, normed, turns ? frequency : NULL, B, T, NH, KV, HS);
-    ref_rope_backward(dn, ops_widen(dout, n), turns ? frequency : NULL, B, T, NH, KV, HS);
-    (kind == HEADS_ROW_NORM ? ref_row_norm_backward : ref_head_norm_backward)(
-        dx, q ? dweights : NULL, q ? dweights + columns[0] : NULL, dn, wide, q, k, rstd, N, NH, KV, HS);
+    const RefHeads heads = {B, T, NH, KV, HS, 0};
+    const RefHeadNorm norm = {kind, q, k, rstd, EPS};
+    ref_heads_norm_forward(normed, wide, norm, heads);
+    ref_rope_forward(out, normed, turns ? frequency : NULL, heads);
+    ref_rope_backward(dn, ops_widen(dout, n), turns ? frequency : NULL, heads);
+    ref_heads_norm_backward(dx, q ? dweights : NULL, q ? dweights + columns[0] : NULL, dn, wide, norm, heads);
     EXPECT_NEAR(ops_error(r.qkv, out, NULL, n), 0, 8, "out of kind %d, %d x %d x %d/%d x %d", kind, B, T, NH,
                 KV, HS);
     EXPECT_NEAR(ops_error(r.dqkv, dx, NULL, n), 0, 16, "dx of kind %d, %d x %d x %d/%d x %d", kind, B, T, NH,

@@ -27,17 +27,17 @@ static void test_size(int N, int C, int OC) {
                                 ops_absolute(wide_dout, noc)); // magnitudes
 
     float *out = ops_floats(noc), *dinp = ops_floats(nc), *dweight = ops_floats(occ), *dbias = ops_floats(OC);
-    matmul_forward_cpu(out, inp, weight, bias, N, C, OC, &scratch);
+    matmul_forward_cpu(out, inp, weight, bias, (MatmulSizes){N, C, OC}, &scratch);
     EXPECT_NEAR(ops_error(out, l.out, m.out, noc), 0, limit, "out of %d x %d x %d", N, C, OC);
-    matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &scratch);
+    matmul_backward_input_cpu(dinp, dout, weight, (MatmulSizes){N, C, OC}, &scratch);
     EXPECT_NEAR(ops_error(dinp, l.dinp, m.dinp, nc), 0, limit, "dinp of %d x %d x %d", N, C, OC);
-    matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, GRADIENT_SET, &scratch);
+    matmul_backward_weight_cpu(dweight, dout, inp, (MatmulSizes){N, C, OC}, GRADIENT_SET, &scratch);
     EXPECT_NEAR(ops_error(dweight, l.dweight, m.dweight, occ), 0, limit, "dweight of %d x %d x %d", N, C, OC);
     matmul_backward_bias_cpu(dbias, dout, N, OC, GRADIENT_SET);
     EXPECT_NEAR(ops_error(dbias, l.dbias, m.dbias, OC), 0, limit, "dbias of %d x %d x %d", N, C, OC);
 
     // onto known values
-    matmul_backward_weight_cpu(weight, dout, inp, N, C, OC, GRADIENT_ADD, &scratch);
+    matmul_backward_weight_cpu(weight, dout, inp, (MatmulSizes){N, C, OC}, GRADIENT_ADD, &scratch);
     EXPECT_NEAR(
         ops_error(weight, ops_sum(l.dweight, wide_weight, occ), ops_sum(m.dweight, size_weight, occ), occ), 0,
         limit, "dweight added, %d x %d x %d", N, C, OC);
@@ -82,8 +82,8 @@ static void test_without_bias(void) {
     enum { N = 33, C = 31, OC = 35 };
     float *inp = ops_normal(N * C, 1), *weight = ops_normal(OC * C, 1), *bias = ops_normal(OC, 0);
     float *with = ops_floats(N * OC), *without = ops_floats(N * OC);
-    matmul_forward_cpu(with, inp, weight, bias, N, C, OC, &scratch);
-    matmul_forward_cpu(without, inp, weight, NULL, N, C, OC, &scratch);
+    matmul_forward_cpu(with, inp, weight, bias, (MatmulSizes){N, C, OC}, &scratch);
+    matmul_forward_cpu(without, inp, weight, NULL, (MatmulSizes){N, C, OC}, &scratch);
     for (int i = 0; i < N * OC; i++) {
         EXPECT(with[i] == without[i], "element %d: %g with a bias of 0, %g with none", i, with[i],
                without[i]);
@@ -99,11 +99,12 @@ static void test_scratch(void) {
     threads_set(1); // one thread's scratch, which the NaN fill
     for (int i = 0; i < 2; i++) {
         out[i] = ops_floats(N * OC), dweight[i] = ops_floats(OC * C);
-        matmul_forward_cpu(out[i], inp, weight, NULL, N, C, OC, &scratch);
-        matmul_forward_cpu(ops_floats(LARGE * WIDE), nan, nan, NULL, LARGE, MATMUL_BLOCK_K, WIDE, &scratch);
-        matmul_backward_weight_cpu(dweight[i], dout, inp, N, C, OC, GRADIENT_SET, &scratch);
-        matmul_backward_weight_cpu(ops_floats(LARGE * WIDE), nan, nan, MATMUL_BLOCK_K, WIDE, LARGE,
-                                   GRADIENT_SET, &scratch);
+        matmul_forward_cpu(out[i], inp, weight, NULL, (MatmulSizes){N, C, OC}, &scratch);
+        matmul_forward_cpu(ops_floats(LARGE * WIDE), nan, nan, NULL,
+                           (MatmulSizes){LARGE, MATMUL_BLOCK_K, WIDE}, &scratch);
+        matmul_backward_weight_cpu(dweight[i], dout, inp, (MatmulSizes){N, C, OC}, GRADIENT_SET, &scratch);
+        matmul_backward_weight_cpu(ops_floats(LARGE * WIDE), nan, nan,
+                                   (MatmulSizes){MATMUL_BLOCK_K, WIDE, LARGE}, GRADIENT_SET, &scratch);
     }
     EXPECT(ops_same_bits(out[0], out[1], N * OC), "NaN of an earlier product reached out");
     EXPECT(ops_same_bits(dweight[0], dweight[1], OC * C), "NaN of an earlier product reached dweight");
@@ -119,10 +120,10 @@ static void test_threads(void) {
         threads_set(t);
         out[t] = ops_floats(N * OC), dinp[t] = ops_floats(N * C);
         dweight[t] = ops_floats(OC * C), dbias[t] = ops_floats(OC);
-        matmul_forward_cpu(out[t], inp, weight, bias, N, C, OC, &scratch);
-        matmul_backward_input_cpu(dinp[t], dout, weight, N, C, OC, &scratch);
-        matmul_backward_weight_cpu(dweight[t], dout, inp, N, C, OC, GRADIENT_SET, &scratch);
-        matmul_backward_weight_cpu(dweight[t], dout, inp, N, C, OC, GRADIENT_ADD, &scratch);
+        matmul_forward_cpu(out[t], inp, weight, bias, (MatmulSizes){N, C, OC}, &scratch);
+        matmul_backward_input_cpu(dinp[t], dout, weight, (MatmulSizes){N, C, OC}, &scratch);
+        matmul_backward_weight_cpu(dweight[t], dout, inp, (MatmulSizes){N, C, OC}, GRADIENT_SET, &scratch);
+        matmul_backward_weight_cpu(dweight[t], dout, inp, (MatmulSizes){N, C, OC}, GRADIENT_ADD, &scratch);
         matmul_backward_bias_cpu(dbias[t], dout, N, OC, GRADIENT_SET);
         EXPECT(ops_same_bits(out[t], out[1], N * OC), "out with %d threads", t);
         EXPECT(ops_same_bits(dinp[t], dinp[1], N * C), "dinp with %d threads", t);

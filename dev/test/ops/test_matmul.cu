@@ -101,22 +101,22 @@ static void test_forward(const Linear<T>* l, size_t shift, const T* d_bias, Bias
     const float *bias = d_bias ? l->bias : NULL, *a_bias = d_bias ? l->a_bias : NULL;
     float *want = ops_floats(l->noc), *magnitude = ops_floats(l->noc), *gelu = ops_floats(l->noc);
     float* sum = ops_floats(l->noc); // without bias
-    ref_linear_forward(want, l->inp, l->weight, bias, l->N, l->C, l->OC);
-    ref_linear_forward(sum, l->inp, l->weight, NULL, l->N, l->C, l->OC);
-    ref_linear_forward(magnitude, l->a_inp, l->a_weight, a_bias, l->N, l->C, l->OC);
+    ref_linear_forward(want, l->inp, l->weight, bias, {(size_t)l->N, (size_t)l->C, (size_t)l->OC});
+    ref_linear_forward(sum, l->inp, l->weight, NULL, {(size_t)l->N, (size_t)l->C, (size_t)l->OC});
+    ref_linear_forward(magnitude, l->a_inp, l->a_weight, a_bias, {(size_t)l->N, (size_t)l->C, (size_t)l->OC});
     ref_activation_forward(gelu, want, 1, l->noc, ACTIVATION_GELU);
     const float* rounded = steps == BIAS_IN_STEPS ? sum : NULL;
     T *out = device_upload_nan<T>(l->noc, shift, gpu), *pre = device_upload_nan<T>(l->noc, shift, gpu);
 
-    matmul_forward(out, l->d_inp, l->d_weight, d_bias, l->N, l->C, l->OC, ctx);
+    matmul_forward(out, l->d_inp, l->d_weight, d_bias, {l->N, l->C, l->OC}, ctx);
     compare<T>(download(out, l->noc, gpu), want, magnitude, rounded, l->noc, "out");
 
-    matmul_forward_gelu(out, pre, l->d_inp, l->d_weight, d_bias, l->N, l->C, l->OC, ctx);
+    matmul_forward_gelu(out, pre, l->d_inp, l->d_weight, d_bias, {l->N, l->C, l->OC}, ctx);
     compare<T>(download(pre, l->noc, gpu), want, magnitude, rounded, l->noc, "pre");
     compare<T>(download(out, l->noc, gpu), gelu, magnitude, rounded ? absolute_sum(sum, want, l->noc) : want,
                l->noc, "out of gelu");
 
-    matmul_forward_residual(out, l->d_residual, l->d_inp, l->d_weight, d_bias, l->N, l->C, l->OC, ctx);
+    matmul_forward_residual(out, l->d_residual, l->d_inp, l->d_weight, d_bias, {l->N, l->C, l->OC}, ctx);
     for (size_t i = 0; i < l->noc; i++) {
         want[i] += l->residual[i];
         sum[i] += l->residual[i];
@@ -136,7 +136,8 @@ static void test_gelu_bias(const Linear<T>* l, size_t shift, GradientMode mode, 
     float *onto = adds ? ops_normal(l->C, 3) : ops_floats(l->C), *sum = ops_floats(l->C);
     T* dinp = device_upload_nan<T>(l->nc, shift, gpu);
     const Gradient dbias = {device_upload<G>(onto, l->C, shift, gpu), DTYPE_OF(G)};
-    matmul_backward_input_gelu(dinp, dbias, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC, mode, ctx);
+    matmul_backward_input_gelu<T>({dinp, dbias, l->d_dout, l->d_weight, l->d_pre, {l->N, l->C, l->OC}, mode},
+                                  ctx);
     compare<T>(download(dinp, l->nc, gpu), want_dinp, size_dinp, rounded, l->nc, "dinp of gelu, with dbias");
     const float* got = download((const G*)dbias.data, l->C, gpu);
     matmul_backward_bias_cpu(sum, want_dinp, l->N, l->C, GRADIENT_SET);
@@ -160,14 +161,16 @@ template <class T> static void test_backward_input(const Linear<T>* l, size_t sh
     const Gpu* gpu = ctx->gpu;
     float *want = ops_normal(l->nc, 0), *magnitude = ops_normal(l->nc, 0), *gelu = ops_normal(l->nc, 0);
     float* dweight = ops_normal(l->occ, 0); // not looked at
-    ref_linear_backward(want, dweight, NULL, l->dout, l->inp, l->weight, l->N, l->C, l->OC);
-    ref_linear_backward(magnitude, dweight, NULL, l->a_dout, l->a_inp, l->a_weight, l->N, l->C, l->OC);
+    ref_linear_backward(want, dweight, NULL, l->dout, l->inp, l->weight,
+                        {(size_t)l->N, (size_t)l->C, (size_t)l->OC});
+    ref_linear_backward(magnitude, dweight, NULL, l->a_dout, l->a_inp, l->a_weight,
+                        {(size_t)l->N, (size_t)l->C, (size_t)l->OC});
     ref_activation_backward(gelu, want, l->pre, 1, l->nc, ACTIVATION_GELU);
     T* dinp = device_upload_nan<T>(l->nc, shift, gpu);
-    matmul_backward_input(dinp, l->d_dout, l->d_weight, l->N, l->C, l->OC, ctx);
+    matmul_backward_input(dinp, l->d_dout, l->d_weight, {l->N, l->C, l->OC}, ctx);
     compare<T>(download(dinp, l->nc, gpu), want, magnitude, NULL, l->nc, "dinp");
-    matmul_backward_input_gelu(dinp, none, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC, GRADIENT_SET,
-                               ctx);
+    matmul_backward_input_gelu<T>(
+        {dinp, none, l->d_dout, l->d_weight, l->d_pre, {l->N, l->C, l->OC}, GRADIENT_SET}, ctx);
     compare<T>(download(dinp, l->nc, gpu), gelu, magnitude, want, l->nc, "dinp of gelu");
     test_gelu_bias<T, T>(l, shift, GRADIENT_SET, gelu, magnitude, want, ctx);
     test_gelu_bias<T, T>(l, shift, GRADIENT_ADD, gelu, magnitude, want, ctx);
@@ -191,16 +194,17 @@ static void test_backward_parameters(const Linear<T>* l, size_t shift, GradientM
     float* dinp = ops_normal(l->nc, 0); // not looked at
     float* product = ops_floats(l->occ);
     memcpy(product, weight_onto, l->occ * sizeof(float));
-    ref_linear_backward(dinp, weight_onto, bias_onto, l->dout, l->inp, l->weight, l->N, l->C, l->OC);
+    ref_linear_backward(dinp, weight_onto, bias_onto, l->dout, l->inp, l->weight,
+                        {(size_t)l->N, (size_t)l->C, (size_t)l->OC});
     // On a real GPU an algorithm that splits the sum rounds it to the type of the gradient, then
     // adds it.
     for (size_t i = 0; i < l->occ; i++) {
         product[i] = weight_onto[i] - product[i];
     }
-    ref_linear_backward(dinp, weight_magnitude, bias_magnitude, l->a_dout, l->a_inp, l->a_weight, l->N, l->C,
-                        l->OC);
+    ref_linear_backward(dinp, weight_magnitude, bias_magnitude, l->a_dout, l->a_inp, l->a_weight,
+                        {(size_t)l->N, (size_t)l->C, (size_t)l->OC});
 
-    matmul_backward_weight(dweight, l->d_dout, l->d_inp, l->N, l->C, l->OC, mode, ctx);
+    matmul_backward_weight(dweight, l->d_dout, l->d_inp, {l->N, l->C, l->OC}, mode, ctx);
     compare<G>(download((const G*)dweight.data, l->occ, gpu), weight_onto, weight_magnitude,
                adds && !simulated ? product : NULL, l->occ, adds ? "dweight added" : "dweight set");
     matmul_backward_bias(dbias, l->d_dout, l->N, l->OC, mode, ctx);
@@ -300,13 +304,13 @@ static void test_tf32(const Gpu* gpu) {
     float* got[2];
     const Linear<float> l = linear_open<float>(N, C, OC, 0, gpu);
     float* magnitude = ops_floats(N * OC);
-    ref_linear_forward(magnitude, l.a_inp, l.a_weight, NULL, N, C, OC);
+    ref_linear_forward(magnitude, l.a_inp, l.a_weight, NULL, {(size_t)N, (size_t)C, (size_t)OC});
     for (int tf32 = 0; tf32 < 2; tf32++) {
         const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0, 0};
         Memory memory = memory_on_gpu();
         matmul_gpu_open(&ctx, &memory, gpu, settings);
         float* out = device_upload_nan<float>(N * OC, 0, gpu);
-        matmul_forward(out, l.d_inp, l.d_weight, (const float*)NULL, N, C, OC, &ctx);
+        matmul_forward(out, l.d_inp, l.d_weight, (const float*)NULL, {N, C, OC}, &ctx);
         got[tf32] = download(out, N * OC, gpu);
         matmul_gpu_close(&ctx);
         memory_close(&memory);
@@ -335,18 +339,18 @@ template <class T> static float* all_outputs(const Linear<T>* l, MatmulGpu* ctx)
     const Gradient dbias = {device_upload_nan<float>(l->OC, 0, gpu), DTYPE_FP32};
     const Gradient dbefore = {device_upload_nan<T>(l->C, 0, gpu), DTYPE_OF(T)};
 #define APPEND(x, n) at = (float*)memcpy(at, download(x, n, gpu), (n) * sizeof(float)) + (n)
-    matmul_forward_residual(out, l->d_residual, l->d_inp, l->d_weight, l->d_bias, l->N, l->C, l->OC, ctx);
+    matmul_forward_residual(out, l->d_residual, l->d_inp, l->d_weight, l->d_bias, {l->N, l->C, l->OC}, ctx);
     APPEND(out, l->noc);
-    matmul_forward_gelu(out, pre, l->d_inp, l->d_weight, l->d_bias, l->N, l->C, l->OC, ctx);
+    matmul_forward_gelu(out, pre, l->d_inp, l->d_weight, l->d_bias, {l->N, l->C, l->OC}, ctx);
     APPEND(out, l->noc);
     APPEND(pre, l->noc);
-    matmul_backward_input(dinp, l->d_dout, l->d_weight, l->N, l->C, l->OC, ctx);
+    matmul_backward_input(dinp, l->d_dout, l->d_weight, {l->N, l->C, l->OC}, ctx);
     APPEND(dinp, l->nc);
-    matmul_backward_input_gelu(dinp, dbefore, l->d_dout, l->d_weight, l->d_pre, l->N, l->C, l->OC,
-                               GRADIENT_SET, ctx);
+    matmul_backward_input_gelu<T>(
+        {dinp, dbefore, l->d_dout, l->d_weight, l->d_pre, {l->N, l->C, l->OC}, GRADIENT_SET}, ctx);
     APPEND(dinp, l->nc);
     APPEND((const T*)dbefore.data, (size_t)l->C);
-    matmul_backward_weight(dweight, l->d_dout, l->d_inp, l->N, l->C, l->OC, GRADIENT_ADD, ctx);
+    matmul_backward_weight(dweight, l->d_dout, l->d_inp, {l->N, l->C, l->OC}, GRADIENT_ADD, ctx);
     APPEND((const T*)dweight.data, l->occ);
     matmul_backward_bias(dbias, l->d_dout, l->N, l->OC, GRADIENT_SET, ctx);
     APPEND((const float*)dbias.data, (size_t)l->OC);
@@ -515,7 +519,7 @@ static void test_tuned_apart(const Gpu* gpu) {
     matmul_gpu_open(&ctx, &memory, gpu, settings);
     for (int i = 0; i < 3; i++) {
         ctx.settings.autotune = i == 1;
-        matmul_forward(rows, rows + 64, rows + 128, (const float*)NULL, 2, 3, 5, &ctx);
+        matmul_forward(rows, rows + 64, rows + 128, (const float*)NULL, {2, 3, 5}, &ctx);
     }
     EXPECT(ctx.plans_count == 2 && !ctx.plans[0].tuned && ctx.plans[1].tuned && ctx.chosen.count == 1,
            "%d plans, %d choices", ctx.plans_count, ctx.chosen.count);
@@ -609,12 +613,12 @@ static void test_capture(const Gpu* gpu) {
     float* zero = ops_floats(OC * C);
     memset(zero, 0, OC * C * sizeof(float));
     const Gradient dweight = {device_upload<float>(zero, OC * C, 0, gpu), DTYPE_FP32};
-    matmul_backward_weight(dweight, l.d_dout, l.d_inp, N, C, OC, GRADIENT_ADD, &ctx);
+    matmul_backward_weight(dweight, l.d_dout, l.d_inp, {N, C, OC}, GRADIENT_ADD, &ctx);
     const float* once = download((const float*)dweight.data, OC * C, gpu);
     const int plans = ctx.plans_count;
 
     CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
-    matmul_backward_weight(dweight, l.d_dout, l.d_inp, N, C, OC, GRADIENT_ADD, &ctx);
+    matmul_backward_weight(dweight, l.d_dout, l.d_inp, {N, C, OC}, GRADIENT_ADD, &ctx);
     CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
     EXPECT(plans > 0 && ctx.plans_count == plans, "%d plans, then %d", plans, ctx.plans_count);
     CUDA_CHECK(cudaGraphInstantiate(&step, graph, 0));
@@ -644,12 +648,12 @@ static void test_many_plans(const Gpu* gpu) {
           *w_gpu = device_upload<float>(w, MATMUL_PLANS + 9, 0, gpu),
           *out_gpu = device_upload<float>(out, MATMUL_PLANS + 9, 0, gpu);
     for (int OC = 1; OC <= MATMUL_PLANS + 9; OC++) {
-        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, OC, &ctx);
+        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, {1, 1, OC}, &ctx);
         // is never the oldest
-        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 1, &ctx);
+        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, {1, 1, 1}, &ctx);
     }
     EXPECT(ctx.plans_count == MATMUL_PLANS && ctx.plans[0].key.cols == 1, "%d plans", ctx.plans_count);
-    matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 2, &ctx);
+    matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, {1, 1, 2}, &ctx);
     const float* got = download(out_gpu, MATMUL_PLANS + 9, gpu);
     for (int i = 0; i < MATMUL_PLANS + 9; i++) {
         EXPECT_NEAR(got[i], x[0] * w[i], 1e-6, "column %d", i);
@@ -664,7 +668,7 @@ static void too_many_plans(const void* arg) {
     ctx->settings.autotune = 1;
     float* memory = (float*)gpu_alloc(3 * 512, sizeof(float), "test");
     for (int OC = 1; OC <= MATMUL_PLANS + 1; OC++) {
-        matmul_forward(memory, memory + 512, memory + 1024, (const float*)NULL, 1, 1, OC, ctx);
+        matmul_forward(memory, memory + 512, memory + 1024, (const float*)NULL, {1, 1, OC}, ctx);
     }
 }
 
@@ -672,7 +676,7 @@ static void no_algorithm_runs(const void* arg) {
     MatmulGpu* ctx = (MatmulGpu*)arg;
     float* rows = (float*)gpu_alloc(3 * 64, sizeof(float), "test");
     setenv("CUSIM_LT_BROKEN", "0", 1);
-    matmul_forward(rows, rows + 64, rows + 128, (const float*)NULL, 2, 3, 5, ctx);
+    matmul_forward(rows, rows + 64, rows + 128, (const float*)NULL, {2, 3, 5}, ctx);
 }
 
 static void no_algorithm_found(const void* arg) {
@@ -774,8 +778,8 @@ template <class T> static void test_batches(const Gpu* gpu) {
         test_batch<T>(even, transposed == 1, &ctx);
         test_batch<T>(single, 1, &ctx);
     }
-    EXPECT(strstr(matmul_name_(&ctx.plans[0].key).text, ", 3 times"), "%s",
-           matmul_name_(&ctx.plans[0].key).text);
+    EXPECT(strstr(matmul_name(&ctx.plans[0].key).text, ", 3 times"), "%s",
+           matmul_name(&ctx.plans[0].key).text);
     EXPECT(ctx.plans[0].key.alignment == (int)sizeof(T), "alignment %d", ctx.plans[0].key.alignment);
     matmul_gpu_close(&ctx);
     memory_close(&memory);

@@ -52,9 +52,9 @@ TEST(matmul_fp8_against_pytorch) {
     }
     FILE* file = fopen("dev/ref/fixtures/fp8/linear.bin", "rb");
     CHECK(file, "linear.bin: cannot read");
-    matmul_fp8_forward_cpu(out, inp, weight, bias, N, C, OC, &fp8, &scratch);
+    matmul_fp8_forward_cpu(out, inp, weight, bias, (MatmulSizes){N, C, OC}, &fp8, &scratch);
     expect_rows(out, file, N, OC, "out");
-    matmul_fp8_backward_input_cpu(dinp, dout, weight, N, C, OC, &fp8, &scratch);
+    matmul_fp8_backward_input_cpu(dinp, dout, weight, (MatmulSizes){N, C, OC}, &fp8, &scratch);
     expect_rows(dinp, file, N, C, "dinp");
     EXPECT(fgetc(file) == EOF, "linear.bin: too long");
     fclose(file);
@@ -94,9 +94,9 @@ TEST(matmul_fp8_rows_are_alone) {
           *one = ops_floats(OC);
     inp[3 * C + 7] = INFINITY;
     inp[5 * C] = -NAN;
-    matmul_fp8_forward_cpu(all, inp, weight, NULL, ROWS, C, OC, &fp8, &scratch);
+    matmul_fp8_forward_cpu(all, inp, weight, NULL, (MatmulSizes){ROWS, C, OC}, &fp8, &scratch);
     for (int r = 0; r < ROWS; r++) {
-        matmul_fp8_forward_cpu(one, inp + r * C, weight, NULL, 1, C, OC, &fp8, &scratch);
+        matmul_fp8_forward_cpu(one, inp + r * C, weight, NULL, (MatmulSizes){1, C, OC}, &fp8, &scratch);
         for (int o = 0; o < OC; o++) {
             const int is_nan = r == 3 || r == 5;
             EXPECT(is_nan ? isnan(all[r * OC + o]) && isnan(one[o]) : all[r * OC + o] == one[o],

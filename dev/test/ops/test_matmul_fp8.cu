@@ -257,11 +257,11 @@ template <class T> static void test_layer(int N, int C, int OC, MatmulGpu* ctx, 
     e4m3_rows(rows, weight_gpu, OC, C, gpu);
     e4m3_rows(d, dout_gpu, N, OC, gpu);
     matmul_fp8_turned(turned, largest, weight_gpu, OC, C, gpu);
-    matmul_fp8(out, none, bias_gpu, in, rows, N, C, OC, ctx);
+    matmul_fp8(out, none, in, rows, bias_gpu, {N, C, OC}, ctx);
     expect_product(out, inp8, weight8, NULL, bias, N, C, OC, "out", gpu);
-    matmul_fp8(out, add_gpu, none, in, rows, N, C, OC, ctx);
+    matmul_fp8(out, add_gpu, in, rows, none, {N, C, OC}, ctx);
     expect_product(out, inp8, weight8, add, NULL, N, C, OC, "out with a residual", gpu);
-    matmul_fp8(dinp, none, none, d, turned, N, OC, C, ctx);
+    matmul_fp8(dinp, none, d, turned, none, {N, OC, C}, ctx);
     expect_product(dinp, dout8, turned8, NULL, NULL, N, OC, C, "dinp", gpu);
     T* const all[] = {inp_gpu, weight_gpu, bias_gpu, dout_gpu, add_gpu, out, dinp};
     for (T* each : all) {

@@ -17,9 +17,9 @@ typedef struct {
 } NormCase;
 
 static const char* const kinds[] = {"layer", "rms", "rms alone"};
-static int has_mean(NormKind kind) { return kind == NORM_LAYER; }
-static int has_bias(NormKind kind) { return kind == NORM_LAYER; }
-static int has_weight(NormKind kind) { return kind != NORM_RMS_ALONE; }
+static int has_mean(NormKind kind) { return norm_parts(kind).has_mean; }
+static int has_bias(NormKind kind) { return norm_parts(kind).has_bias; }
+static int has_weight(NormKind kind) { return norm_parts(kind).has_weight; }
 
 // Returns random weights and biases; ones and zeros where the kind has none.
 static float* random_weight(NormKind kind, int C) {
@@ -146,7 +146,8 @@ static void test_size(NormKind kind, int N, int C, float offset) {
     }
     const NormCase l = norm_case_open(kind, N, C, inp, weight, bias, dout);
     const Magnitude m = magnitude_open(&l);
-    ref_norm_forward(l.out, has_mean(kind) ? l.mean : NULL, l.rstd, l.inp, l.weight, l.bias, NORM_EPS, N, C);
+    const RefNorm ref = {kind, l.weight, l.bias, has_mean(kind) ? l.mean : NULL, l.rstd, NORM_EPS, N, C};
+    ref_norm_forward(l.out, l.inp, ref);
     forward_magnitude(&l, &m);
     const Norm norm = norm_of(kind, weight, bias, mean, rstd, N, C);
     norm_forward_cpu(out, inp, &norm);
@@ -163,8 +164,7 @@ static void test_size(NormKind kind, int N, int C, float offset) {
         l.mean[n] = mean[n];
         l.rstd[n] = rstd[n];
     }
-    ref_norm_backward(l.dinp, l.dweight, l.dbias, l.dout, l.inp, l.weight, has_mean(kind) ? l.mean : NULL,
-                      l.rstd, N, C);
+    ref_norm_backward(l.dinp, l.dweight, l.dbias, l.dout, l.inp, ref);
     backward_magnitude(&l, &m);
     float *dinp = ops_normal(nc, 1), *dweight = ops_floats(C), *dbias = ops_floats(C);
     const double* held = ops_widen(dinp, nc); // the gradient of the residual stream, to be added to
@@ -194,7 +194,8 @@ static void test_size(NormKind kind, int N, int C, float offset) {
 }
 
 TEST(sizes) {
-    for (NormKind kind = NORM_LAYER; kind <= NORM_RMS_ALONE; kind++) {
+    for (int k = 0; k < NORM_KINDS_COUNT; k++) {
+        const NormKind kind = (NormKind)k;
         // 4 LANES columns are one thread's share of dweight
         for (int C = 1; C <= 4 * LANES + 1; C++) {
             test_size(kind, 1 + C % 5, C, 0);
@@ -286,7 +287,8 @@ static void test_threads(NormKind kind) {
 }
 
 TEST(threads) {
-    for (NormKind kind = NORM_LAYER; kind <= NORM_RMS_ALONE; kind++) {
+    for (int k = 0; k < NORM_KINDS_COUNT; k++) {
+        const NormKind kind = (NormKind)k;
         test_threads(kind);
     }
 }

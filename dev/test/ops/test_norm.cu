@@ -33,12 +33,12 @@ static NormCase norm_case_open(NormKind kind, int N, int C) {
                         C,
                         ops_normal(nc, 1),
                         ops_normal(C, 1),
-                        ops_normal(C, kind == NORM_LAYER),
+                        ops_normal(C, norm_parts(kind).has_mean),
                         ops_normal(nc, 1),
                         ops_normal(nc, 1),
                         NULL,
                         NULL};
-    for (int c = 0; c < C && kind == NORM_RMS_ALONE; c++) {
+    for (int c = 0; c < C && !norm_parts(kind).has_weight; c++) {
         l.weight[c] = 1;
     }
     return l;
@@ -72,10 +72,10 @@ template <class T> static void device_close(const Device<T>* d, size_t shift) {
 }
 
 template <class T> static NormGpu<T> norm_of(const NormCase* l, const Device<T>* d) {
-    const int is_layer = l->kind == NORM_LAYER;
+    const int is_layer = norm_parts(l->kind).has_mean;
     return NormGpu<T>{l->kind,
                       NORM_EPS,
-                      l->kind == NORM_RMS_ALONE ? NULL : d->weight,
+                      !norm_parts(l->kind).has_weight ? NULL : d->weight,
                       is_layer ? d->bias : NULL,
                       is_layer ? d->mean : NULL,
                       d->rstd,
@@ -138,10 +138,11 @@ template <class T> static void test_forward(NormCase* l, const Device<T>* d, con
     const int N = l->N, C = l->C;
     const size_t nc = (size_t)N * C;
     double *out = ops_doubles(nc), *mean = ops_doubles(N), *rstd = ops_doubles(N);
-    ref_norm_forward(out, l->kind == NORM_LAYER ? mean : NULL, rstd, ops_widen(l->inp, nc),
-                     ops_widen(l->weight, C), ops_widen(l->bias, C), NORM_EPS, N, C);
+    ref_norm_forward(out, ops_widen(l->inp, nc),
+                     {l->kind, ops_widen(l->weight, C), ops_widen(l->bias, C),
+                      norm_parts(l->kind).has_mean ? mean : NULL, rstd, NORM_EPS, (size_t)N, (size_t)C});
     forward(l, d, gpu);
-    l->mean = l->kind == NORM_LAYER ? download(d->mean, N, gpu) : ops_normal(N, 0);
+    l->mean = norm_parts(l->kind).has_mean ? download(d->mean, N, gpu) : ops_normal(N, 0);
     l->rstd = download(d->rstd, N, gpu);
     const float* first = download(d->out, nc, gpu);
     double *mean_size = ops_doubles(N), *rstd_size = ops_doubles(N), *out_size = ops_doubles(nc);
@@ -152,7 +153,7 @@ template <class T> static void test_forward(NormCase* l, const Device<T>* d, con
 
     forward(l, d, gpu);
     EXPECT(ops_same_bits(download(d->out, nc, gpu), first, nc), "out again, %d x %d", N, C);
-    EXPECT(l->kind != NORM_LAYER || ops_same_bits(download(d->mean, N, gpu), l->mean, N),
+    EXPECT(!norm_parts(l->kind).has_mean || ops_same_bits(download(d->mean, N, gpu), l->mean, N),
            "mean again, %d x %d", N, C);
     EXPECT(ops_same_bits(download(d->rstd, N, gpu), l->rstd, N), "rstd again, %d x %d", N, C);
 }
@@ -189,8 +190,8 @@ static void test_backward(const NormCase* l, const Device<T>* d, GradientMode di
         G* dw = upload<G>(mode == GRADIENT_ADD ? dweight : nothing, C, 0, gpu);
         G* db = upload<G>(mode == GRADIENT_ADD ? dbias : nothing, C, 0, gpu);
         G* ds = upload<G>(sum_mode == GRADIENT_ADD ? onto : nothing, C, 0, gpu);
-        const Gradient to_weight = {l->kind == NORM_RMS_ALONE ? NULL : dw, DTYPE_OF(G)},
-                       to_bias = {l->kind == NORM_LAYER ? db : NULL, DTYPE_OF(G)},
+        const Gradient to_weight = {!norm_parts(l->kind).has_weight ? NULL : dw, DTYPE_OF(G)},
+                       to_bias = {norm_parts(l->kind).has_mean ? db : NULL, DTYPE_OF(G)},
                        // the second run is the same without it
             to_sum = {run == 0 ? ds : NULL, DTYPE_OF(G)};
         const NormGpu<T> norm = norm_of(l, d);
@@ -220,15 +221,16 @@ static void test_backward(const NormCase* l, const Device<T>* d, GradientMode di
     double* dweight_want = mode == GRADIENT_ADD ? ops_widen(dweight, C) : ops_doubles(C);
     double* dbias_want = mode == GRADIENT_ADD ? ops_widen(dbias, C) : ops_doubles(C);
     ref_norm_backward(dinp_want, dweight_want, dbias_want, ops_widen(l->dout, nc), ops_widen(l->inp, nc),
-                      ops_widen(l->weight, C), l->kind == NORM_LAYER ? ops_widen(l->mean, N) : NULL,
-                      ops_widen(l->rstd, N), N, C);
+                      {l->kind, ops_widen(l->weight, C), NULL,
+                       norm_parts(l->kind).has_mean ? ops_widen(l->mean, N) : NULL, ops_widen(l->rstd, N),
+                       NORM_EPS, (size_t)N, (size_t)C});
     compare<T>(results[0][0], dinp_want, dinp_size, nc, dinp_mode == GRADIENT_ADD ? "dinp added" : "dinp", N,
                C);
-    if (l->kind != NORM_RMS_ALONE) {
+    if (norm_parts(l->kind).has_weight) {
         compare<G>(results[0][1], dweight_want, dweight_size, C,
                    mode == GRADIENT_ADD ? "dweight added" : "dweight", N, C);
     }
-    if (l->kind == NORM_LAYER) {
+    if (norm_parts(l->kind).has_mean) {
         compare<G>(results[0][2], dbias_want, dbias_size, C, mode == GRADIENT_ADD ? "dbias added" : "dbias",
                    N, C);
     }
@@ -268,7 +270,7 @@ template <class T> static void test_nan(NormKind kind, const Gpu* gpu) {
     const Device<T> d = device_open<T>(&l, 0, gpu);
     T* dinp = upload<T>(l.held, N * C, 0, gpu);
     const Gradient dweight = {gpu_alloc(C, 4, "dweight"), DTYPE_FP32},
-                   dbias = {kind == NORM_LAYER ? gpu_alloc(C, 4, "dbias") : NULL, DTYPE_FP32},
+                   dbias = {norm_parts(kind).has_mean ? gpu_alloc(C, 4, "dbias") : NULL, DTYPE_FP32},
                    dinp_sum = {gpu_alloc(C, 4, "dinp_sum"), DTYPE_FP32};
     const NormGpu<T> norm = norm_of(&l, &d);
     const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET};
@@ -366,7 +368,8 @@ template <class T> static void test_kind(NormKind kind, const Gpu* gpu) {
 }
 
 template <class T> static void test_type(const Gpu* gpu) {
-    for (NormKind kind : {NORM_LAYER, NORM_RMS, NORM_RMS_ALONE}) {
+    for (int k = 0; k < NORM_KINDS_COUNT; k++) {
+        const NormKind kind = (NormKind)k;
         test_kind<T>(kind, gpu);
     }
     for (int C : {1, 31, 33, 768, 1600, 4104}) {

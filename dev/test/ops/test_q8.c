@@ -141,8 +141,8 @@ static void check_tiles(QuantizedTileKernel tile, int N, int C, int OC) {
     Memory memory = memory_on_host();
     quantized_open_(&tiles, &memory, tile, (size_t)N, (size_t)C);
     tiles.product = NULL; // fails where it is used
-    q8_matmul_cpu(by_rows, inp, weight, bias, N, C, OC, &rows);
-    q8_matmul_cpu(by_tiles, inp, weight, bias, N, C, OC, &tiles);
+    q8_matmul_cpu(by_rows, inp, weight, bias, (MatmulSizes){N, C, OC}, &rows);
+    q8_matmul_cpu(by_tiles, inp, weight, bias, (MatmulSizes){N, C, OC}, &tiles);
     EXPECT(ops_same_bits(by_rows, by_tiles, n), "tiles: %d rows, C = %d, OC = %d", N, C, OC);
     memory_close(&memory);
     ops_close("tiles");
@@ -195,10 +195,10 @@ static void test_same_bits(void) {
     float *together = ops_floats(N * OC), *alone = ops_floats(OC);
     const QuantizedScratch scratch = scratch_of(N, C);
     threads_set(3);
-    q8_matmul_cpu(together, inp, weight, bias, N, C, OC, &scratch);
+    q8_matmul_cpu(together, inp, weight, bias, (MatmulSizes){N, C, OC}, &scratch);
     threads_set(1);
     for (int n = 0; n < N; n++) {
-        q8_matmul_cpu(alone, inp + n * C, weight, bias, 1, C, OC, &scratch);
+        q8_matmul_cpu(alone, inp + n * C, weight, bias, (MatmulSizes){1, C, OC}, &scratch);
         EXPECT(ops_same_bits(alone, together + n * OC, OC), "row %d", n);
     }
     ops_close("same bits");
@@ -213,7 +213,7 @@ static void test_not_finite(void) {
         const QuantizedBlock* weight = encoded(ops_normal(OC * C, 1), OC, C);
         inp[C + 40] = bad[i];
         const QuantizedScratch scratch = scratch_of(N, C);
-        q8_matmul_cpu(out, inp, weight, NULL, N, C, OC, &scratch);
+        q8_matmul_cpu(out, inp, weight, NULL, (MatmulSizes){N, C, OC}, &scratch);
         for (int j = 0; j < N * OC; j++) {
             EXPECT(isnan(out[j]) == (j / OC == 1), "%g in row 1: element %d is %g", (double)bad[i], j,
                    (double)out[j]);

@@ -32,7 +32,7 @@ template <class T> static void test_size(int N, int C, int OC, const Gpu* gpu) {
     T *inp = upload<T>(x, rows * (size_t)C, 0, gpu), *bias = upload<T>(b, (size_t)OC, 0, gpu);
     float* a = ops_normal(n, 1);
     T *out = upload<T>(nothing, n, 0, gpu), *add = upload<T>(a, n, 0, gpu);
-    q8_matmul(out, C % 64 ? add : (const T*)NULL, inp, w.matrix, OC % 2 ? bias : (const T*)NULL, N, C, OC,
+    q8_matmul(out, C % 64 ? add : (const T*)NULL, inp, w.matrix, OC % 2 ? bias : (const T*)NULL, {N, C, OC},
               gpu);
     const float* got = download(out, n, gpu);
     for (int i = 0; i < N * OC; i++) {
@@ -80,8 +80,8 @@ template <class T> static void test_encoder(const Gpu* gpu) {
     // tokens of a sequence; 0: positions are given
     for (int length = 0; length <= N; length += N / 2) {
         const EmbeddingPositions positions = {length ? NULL : given, NULL};
-        q8_embedding(out, tokens, w.matrix, wpe, length ? N / length : 1, length ? length : N, positions, C,
-                     gpu);
+        q8_embedding(out, tokens, w.matrix, wpe,
+                     embedding_batch(length ? N / length : 1, length ? length : N, C, positions), gpu);
         const float* got = download(out, N * C, gpu);
         for (int i = 0; i < N * C; i++) {
             const int n = i / C, position = length ? n % length : places[n];
@@ -104,10 +104,10 @@ template <class T> static void test_same_bits(const Gpu* gpu) {
     const Weight w = weight_of(OC, C, gpu);
     float *x = ops_normal(N * C, 1), *nothing = ops_floats(N * OC);
     T *inp = upload<T>(x, N * C, 0, gpu), *out = upload<T>(nothing, N * OC, 0, gpu);
-    q8_matmul(out, (const T*)NULL, inp, w.matrix, (const T*)NULL, N, C, OC, gpu);
+    q8_matmul(out, (const T*)NULL, inp, w.matrix, (const T*)NULL, {N, C, OC}, gpu);
     const float* together = download(out, N * OC, gpu);
     for (int n = 0; n < N; n++) {
-        q8_matmul(out, (const T*)NULL, inp + n * C, w.matrix, (const T*)NULL, 1, C, OC, gpu);
+        q8_matmul(out, (const T*)NULL, inp + n * C, w.matrix, (const T*)NULL, {1, C, OC}, gpu);
         EXPECT(ops_same_bits(download(out, OC, gpu), together + n * OC, OC), "row %d", n);
     }
     gpu_free(out);

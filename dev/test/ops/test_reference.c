@@ -1,7 +1,7 @@
 // test_reference.c -- llmc/reference.h against finite differences in double: each operation, then
 // the whole model; AdamW and GELU against closed forms.
 #include "llmc/ops/gradient_norm.h"
-#include "llmc/reference.h"
+#include "llmc/reference_model.h"
 #include "dev/test/lib/ops.h"
 
 // An operation: `forward` sets out from x; `backward` adds to dx, given dout. The loss is sum(out
@@ -75,70 +75,74 @@ static void embedding_backward(const Operation* op) {
     ref_embedding_backward(op->dx[0], op->dx[1], op->dout, tokens, B, T, C);
 }
 
+static RefNorm norm_of(const Operation* op, NormKind kind) {
+    return (RefNorm){kind,         op->x[1], op->x[2], kind == NORM_LAYER ? op->kept : NULL,
+                     op->kept_too, 1e-5,     N,        C};
+}
+
 static void norm_forward(const Operation* op) {
-    ref_norm_forward(op->out, op->kept, op->kept_too, op->x[0], op->x[1], op->x[2], 1e-5, N, C);
+    ref_norm_forward(op->out, op->x[0], norm_of(op, NORM_LAYER));
 }
 static void norm_backward(const Operation* op) {
-    ref_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->kept, op->kept_too,
-                      N, C);
+    ref_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], norm_of(op, NORM_LAYER));
 }
 
 // RMS, with weights if there is a second input.
-static void rms_forward(const Operation* op) {
-    ref_norm_forward(op->out, NULL, op->kept_too, op->x[0], op->x[1], NULL, 1e-5, N, C);
-}
+static void rms_forward(const Operation* op) { ref_norm_forward(op->out, op->x[0], norm_of(op, NORM_RMS)); }
 static void rms_backward(const Operation* op) {
-    ref_norm_backward(op->dx[0], op->dx[1], NULL, op->dout, op->x[0], op->x[1], NULL, op->kept_too, N, C);
+    ref_norm_backward(op->dx[0], op->dx[1], NULL, op->dout, op->x[0], norm_of(op, NORM_RMS));
 }
 
 static void linear_forward(const Operation* op) {
-    ref_linear_forward(op->out, op->x[0], op->x[1], op->x[2], N, C, OC);
+    ref_linear_forward(op->out, op->x[0], op->x[1], op->x[2], (RefLinear){N, C, OC});
 }
 static void linear_backward(const Operation* op) {
-    ref_linear_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], N, C, OC);
+    ref_linear_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], (RefLinear){N, C, OC});
 }
 
 static void attention_forward(const Operation* op) {
-    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, 0, B, T, NH, NH, HS);
+    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, (RefHeads){B, T, NH, NH, HS, 0});
 }
 static void attention_backward(const Operation* op) {
-    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts, 0, B, T, NH, NH, HS);
+    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
+                           (RefHeads){B, T, NH, NH, HS, 0});
 }
 
 static void grouped_forward(const Operation* op) {
-    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, 2, B, T, GROUPED, GROUPS, 2 * PAIRS);
+    ref_attention_forward(op->out, op->kept, op->x[0], op->starts,
+                          (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2});
 }
 static void grouped_backward(const Operation* op) {
-    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts, 2, B, T, GROUPED,
-                           GROUPS, 2 * PAIRS);
+    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
+                           (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2});
+}
+
+static const RefHeads grouped = {B, T, GROUPED, GROUPS, 2 * PAIRS, 0};
+
+static RefHeadNorm head_norm_of(const Operation* op, HeadsKind kind) {
+    return (RefHeadNorm){kind, op->x[1], op->x[2], op->kept, 1e-5};
 }
 
 static void head_norm_forward(const Operation* op) {
-    ref_head_norm_forward(op->out, op->kept, op->x[0], op->x[1], op->x[2], 1e-5, N, GROUPED, GROUPS,
-                          2 * PAIRS);
+    ref_heads_norm_forward(op->out, op->x[0], head_norm_of(op, HEADS_NORM), grouped);
 }
 static void head_norm_backward(const Operation* op) {
-    ref_head_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->x[2], op->kept,
-                           N, GROUPED, GROUPS, 2 * PAIRS);
+    ref_heads_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], head_norm_of(op, HEADS_NORM),
+                            grouped);
 }
 
 static void row_norm_forward(const Operation* op) {
-    ref_row_norm_forward(op->out, op->kept, op->x[0], op->x[1], op->x[2], 1e-5, N, GROUPED, GROUPS,
-                         2 * PAIRS);
+    ref_heads_norm_forward(op->out, op->x[0], head_norm_of(op, HEADS_ROW_NORM), grouped);
 }
 static void row_norm_backward(const Operation* op) {
-    ref_row_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->x[2], op->kept,
-                          N, GROUPED, GROUPS, 2 * PAIRS);
+    ref_heads_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0],
+                            head_norm_of(op, HEADS_ROW_NORM), grouped);
 }
 
 static const double frequency[PAIRS] = {1, 0.1};
 
-static void rope_forward(const Operation* op) {
-    ref_rope_forward(op->out, op->x[0], frequency, B, T, GROUPED, GROUPS, 2 * PAIRS);
-}
-static void rope_backward(const Operation* op) {
-    ref_rope_backward(op->dx[0], op->dout, frequency, B, T, GROUPED, GROUPS, 2 * PAIRS);
-}
+static void rope_forward(const Operation* op) { ref_rope_forward(op->out, op->x[0], frequency, grouped); }
+static void rope_backward(const Operation* op) { ref_rope_backward(op->dx[0], op->dout, frequency, grouped); }
 
 static void activation_forward(const Operation* op) {
     ref_activation_forward(op->out, op->x[0], N, C, op->activation);
@@ -157,14 +161,15 @@ static void residual_backward(const Operation* op) {
 // Computes what training minimizes. All tokens have equal weights, because the operation has no
 // other gradient.
 static void classifier_forward(const Operation* op) {
-    ref_classifier_forward(op->out, op->kept, op->x[0], targets, op->softcap, N, V, Vp);
+    ref_classifier_forward(op->out, op->kept, op->x[0], targets, (RefClassifier){N, V, Vp, op->softcap, 0});
     for (int n = 0; n < N; n++) {
         op->out[n] += targets[n] == NO_TARGET ? 0 : op->z_loss * op->kept[n] * op->kept[n];
         op->dout[n] = 0.25;
     }
 }
 static void classifier_backward(const Operation* op) {
-    ref_classifier_backward(op->dx[0], op->x[0], op->kept, targets, 0.25, op->softcap, op->z_loss, N, V, Vp);
+    ref_classifier_backward(op->dx[0], op->x[0], op->kept, targets, 0.25,
+                            (RefClassifier){N, V, Vp, op->softcap, op->z_loss});
 }
 
 // The log-probabilities of a teacher.
@@ -173,17 +178,25 @@ static void teacher_of(double* log_q, const Operation* op) {
     for (int i = 0; i < N * Vp; i++) {
         logits[i] = sin(3 * i);
     }
-    ref_log_probs(log_q, logits, 0, op->temperature, N, V, Vp);
+    ref_log_probs(log_q, logits, op->temperature, (RefClassifier){N, V, Vp, 0, 0});
 }
 
 // Computes what training with a teacher minimizes, or its gradient.
 static void distill_pass(const Operation* op, double* dlogits) {
     double log_pt[N * V], log_q[N * V], kl[N];
     teacher_of(log_q, op);
-    ref_log_probs(log_pt, op->x[0], op->softcap, op->temperature, N, V, Vp);
-    ref_classifier_forward(op->out, op->kept, op->x[0], targets, op->softcap, N, V, Vp);
-    ref_distill(kl, dlogits, op->x[0], op->kept, log_pt, log_q, targets, 0.25, op->weight, op->temperature,
-                op->softcap, op->z_loss, N, V, Vp);
+    ref_log_probs(log_pt, op->x[0], op->temperature, (RefClassifier){N, V, Vp, op->softcap, 0});
+    ref_classifier_forward(op->out, op->kept, op->x[0], targets, (RefClassifier){N, V, Vp, op->softcap, 0});
+    ref_distill(kl, dlogits,
+                (RefDistill){{N, V, Vp, op->softcap, op->z_loss},
+                             op->x[0],
+                             op->kept,
+                             log_pt,
+                             log_q,
+                             targets,
+                             0.25,
+                             op->weight,
+                             op->temperature});
     for (int n = 0; n < N; n++) {
         const double z = targets[n] == NO_TARGET ? 0 : op->z_loss * op->kept[n] * op->kept[n];
         op->out[n] =
@@ -235,11 +248,11 @@ static void router_backward(const Operation* op) {
 }
 
 static void experts_forward(const Operation* op) {
-    ref_experts_forward(op->out, op->x[0], op->x[1], op->x[2], N, E, OC, C);
+    ref_experts_forward(op->out, (RefExperts){op->x[0], op->x[1], op->x[2], N, E, OC, C});
 }
 static void experts_backward(const Operation* op) {
-    ref_experts_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->x[2], N, E, OC,
-                         C);
+    ref_experts_backward(op->dx[0], op->dx[1], op->dx[2], op->dout,
+                         (RefExperts){op->x[0], op->x[1], op->x[2], N, E, OC, C});
 }
 
 TEST(operations) {
@@ -289,7 +302,7 @@ TEST(rope) {
     for (int t = 0; t < 9; t++) { // a query, and no key that differs
         memcpy(inp + 8 * t, one, sizeof(one));
     }
-    ref_rope_forward(out, inp, frequencies, 1, 9, 1, 0, 8);
+    ref_rope_forward(out, inp, frequencies, (RefHeads){1, 9, 1, 0, 8, 0});
     for (int i = 0; i < 8; i++) {
         EXPECT_NEAR(out[3 * 8 + i], want[i], 1e-11, "element %d of position 3", i);
     }

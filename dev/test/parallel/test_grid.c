@@ -63,7 +63,7 @@ TEST(places) {
         for (int c = 1; t * c <= 64; c++) {
             for (int D = 1; t * c * D <= 64; D++) {
                 for (int P = 1; t * c * D * P <= 64; P++) {
-                    const GridShape shape = {t, c, D, P, t, D % 3 == 0 ? 3 : D % 2 == 0 ? 2 : 1};
+                    const GridShape shape = {t, c, D, P, D % 3 == 0 ? 3 : D % 2 == 0 ? 2 : 1};
                     test_shape(shape);
                 }
             }
@@ -79,10 +79,10 @@ static void expect_place(GridShape shape, int rank, const char* wanted) {
 }
 
 TEST(names) {
-    const GridShape plain = {1, 1, 8, 1, 1}, tensor = {2, 1, 1, 4, 2}, all = {2, 2, 2, 2, 2};
+    const GridShape plain = {1, 1, 8, 1, 1}, tensor = {2, 1, 1, 4, 1}, all = {2, 2, 2, 2, 2};
     expect_place(plain, 5, "");
     expect_place(tensor, 5, "tensor 1, stage 2");
-    expect_place(all, 13, "tensor 1, context 0, data 1, stage 1");
+    expect_place(all, 13, "tensor 1, context 0, data 1, experts 1, stage 1");
 }
 
 // ---- legal grids ----
@@ -102,14 +102,12 @@ static void expect_check(const GridRun* run, GridShape shape, const char* wanted
 TEST(refusals) {
     GridRun small = run_of("gpt2:d12", 1024, 8), large = run_of("gpt2:d48", 1024, 8);
     const GridShape none = {1, 1, 0, 1, 0}, thirds = {3, 1, 0, 1, 0}, eights = {8, 1, 0, 1, 0},
-                    sliced = {1, 1, 0, 1, 5}, unshared = {4, 1, 0, 1, 6}, contexts = {2, 3, 0, 1, 2},
-                    stages = {1, 1, 0, 3, 1}, deep = {1, 1, 0, 16, 1}, all = {2, 2, 0, 2, 0};
+                    contexts = {2, 3, 0, 1, 0}, stages = {1, 1, 0, 3, 0}, deep = {1, 1, 0, 16, 0},
+                    all = {2, 2, 0, 2, 0};
     expect_check(&small, none, "");
     expect_check(&small, all, "");
     expect_check(&small, thirds, "--tensor-parallel 3, 8 processes; wanted 2 or 4");
     expect_check(&small, eights, "--tensor-parallel 8, 12 heads; wanted 4");
-    expect_check(&small, sliced, "--tensor-slices 5, 12 heads; wanted 4 or 6");
-    expect_check(&small, unshared, "--tensor-parallel 4, --tensor-slices 6; wanted 2");
     expect_check(&small, contexts, "--context-parallel 3, 8 processes in groups of 2; wanted 2 or 4");
     expect_check(&small, stages, "--pipeline-parallel 3, 8 processes; wanted 2 or 4");
     expect_check(&large, thirds, "--tensor-parallel 3, 8 processes; wanted 1"); // 25 heads
@@ -118,32 +116,31 @@ TEST(refusals) {
 }
 
 TEST(refusals_of_sizes) {
-    GridRun run = run_of("gpt2:d12", 1000, 8), experts = run_of("gpt2:d12", 1024, 8);
-    const GridShape contexts = {2, 4, 0, 1, 2}, sliced = {1, 1, 0, 1, 2}, eight = {1, 1, 0, 1, 6},
-                    shares = {1, 1, 0, 1, 6};
+    GridRun run = run_of("gpt2:d12", 1000, 8), experts = run_of("gpt2:d12", 1024, 12);
+    const GridShape contexts = {2, 4, 0, 1, 0}, two = {2, 1, 0, 1, 0}, six = {6, 1, 0, 1, 0};
     expect_check(&run, contexts,
-                 "--seq-len 1000, --context-parallel 4, --tensor-slices 2; wanted a multiple of 16");
-    run.T = 1026, run.unit = 64;
-    expect_check(&run, eight, "");
+                 "--seq-len 1000, --context-parallel 4, --tensor-parallel 2; wanted a multiple of 16");
+    run.T = 1026, run.unit = 64, run.ranks = 12;
+    expect_check(&run, six, "");
     run.unit = 256;
-    expect_check(&run, eight, "--tensor-slices 6, slices of 128 channels, no multiple of 256; wanted 3");
+    expect_check(&run, six, "--tensor-parallel 6, parts of 128 channels, no multiple of 256; wanted 3");
     experts.cfg.E = 4;
-    expect_check(&experts, sliced, "--tensor-slices 2, experts are not sliced; wanted 1");
+    expect_check(&experts, two, "--tensor-parallel 2, experts are not cut; wanted 1");
     experts.cfg.E = 0, experts.cfg.arch = ARCH_OLMOE;
-    expect_check(&experts, sliced, "--tensor-slices 2, a norm over all heads is not sliced; wanted 1");
+    expect_check(&experts, two, "--tensor-parallel 2, a norm over all heads is not cut; wanted 1");
     experts.T = 1026;
     experts.cfg.arch = ARCH_LLAMA, experts.cfg.KV = 3;
-    expect_check(&experts, sliced, "--tensor-slices 2, 3 heads of keys; wanted 3");
-    expect_check(&experts, shares, ""); // two slices share a head of keys
+    expect_check(&experts, two, "--tensor-parallel 2, 3 heads of keys; wanted 3");
+    expect_check(&experts, six, "--tensor-parallel 6, 3 heads of keys; wanted 3");
     experts.cfg.KV = 0, experts.cfg.F = 3000;
-    expect_check(&experts, sliced,
-                 "--tensor-slices 2, slices of 1500 hidden units, no multiple of 8; wanted 3");
+    expect_check(&experts, two,
+                 "--tensor-parallel 2, parts of 1500 hidden units, no multiple of 8; wanted 3");
 }
 
 TEST(refusals_of_experts) {
     GridRun run = run_of("llama:135m", 1024, 12);
-    const GridShape two = {1, 1, 0, 1, 0, 2}, three = {1, 1, 0, 1, 0, 3}, five = {1, 1, 0, 1, 0, 5},
-                    four_of_stages = {1, 1, 0, 2, 0, 4};
+    const GridShape two = {1, 1, 0, 1, 2}, three = {1, 1, 0, 1, 3}, five = {1, 1, 0, 1, 5},
+                    four_of_stages = {1, 1, 0, 2, 4};
     expect_check(&run, two, "--expert-parallel 2, a model without experts; wanted 1");
     run.cfg.E = 8;
     expect_check(&run, two, "");
@@ -158,12 +155,10 @@ TEST(refusals_of_experts) {
 TEST(processes) {
     const GridRun run = {.ranks = 8, .node_ranks = 8, .unit = GRID_UNIT},
                   one = {.ranks = 1, .unit = GRID_UNIT};
-    const GridShape two = {2, 1, 0, 1, 0}, thirds = {3, 1, 0, 1, 0}, odd = {4, 1, 0, 1, 6},
-                    deep = {1, 1, 0, 8, 0};
+    const GridShape two = {2, 1, 0, 1, 0}, thirds = {3, 1, 0, 1, 0}, deep = {1, 1, 0, 8, 0};
     expect_check(&run, two, "");
     expect_check(&run, deep, "");
     expect_check(&run, thirds, "--tensor-parallel 3, 8 processes; wanted 2 or 4");
-    expect_check(&run, odd, "--tensor-parallel 4, --tensor-slices 6; wanted 2");
     expect_check(&one, two, "--tensor-parallel 2, 1 process; wanted 1");
 }
 
@@ -175,10 +170,8 @@ TEST(search) {
             const GridRun run = run_of(models[m], 1024, W);
             char error[GRID_ERROR_BYTES];
             int found = 0, legal = 0;
-            for (GridShape shape = {0, 0, 0, 0, 0}; grid_next(&shape, &run, 0); found++) {
-                EXPECT(grid_check(shape, &run, error) && grid_size(shape) == W &&
-                           shape.slices == shape.tensor,
-                       "%s", error);
+            for (GridShape shape = {0, 0, 0, 0, 0}; grid_next(&shape, &run); found++) {
+                EXPECT(grid_check(shape, &run, error) && grid_size(shape) == W, "%s", error);
                 EXPECT(found > 0 || (grid_is_plain(shape) && shape.data == W), "the first of %d", W);
             }
             for (int t = 1; t <= W; t++) {

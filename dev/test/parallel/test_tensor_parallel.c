@@ -1,94 +1,114 @@
-// test_tensor_parallel.c -- slices of one process: the order of sums, token slices, and the
-// gradients of tensors that are not cut. Several processes are tested by test_tensor.sh.
-#include "dev/test/lib/test.h"
-#include "llmc/base/check.h"
-#include "llmc/model/part.h"
+// test_tensor_parallel.c -- the order of sums, the tokens of ranks, and the gradients of tensors
+// that are not cut. Several processes are tested by test_ranks.sh.
+#define TENSOR_PARALLEL_IMPLEMENTATION
 #include "llmc/parallel/tensor_parallel.h"
 
-enum { N = 10, C = 8, MOST = 4 };
+#include "dev/test/lib/test.h"
+#include "llmc/model/part.h"
 
-static TensorParallel slices_of(int s, Group* group, float* parts) {
-    const TensorParallel tp = {s, 0, s, group, N, C, 1, 0, NULL, parts, NULL};
-    return tp;
-}
+enum { N = 12, C = 8, RANKS = 4 };
 
 // 1e8 + 1 - 1e8 is 0 in fp32, in this order alone.
 TEST(tensor_sum_order) {
-    const float values[MOST] = {1e8f, 1, -1e8f, 3};
-    float parts[MOST][N * C], out[N * C], bias[C];
-    Group alone = group_alone(NULL);
-    for (int i = 0; i < MOST * N * C; i++) {
-        parts[i / (N * C)][i % (N * C)] = values[i / (N * C)];
+    const float values[RANKS] = {1e8f, 1, -1e8f, 3};
+    const TensorCut cut = {1, RANKS, N, C, 1};
+    const int elements = N / RANKS * C;
+    float parts[RANKS * N / RANKS * C], out[N / RANKS * C], bias[C];
+    for (int i = 0; i < RANKS * elements; i++) {
+        parts[i] = values[i / elements];
     }
     for (int c = 0; c < C; c++) {
         bias[c] = (float)c;
     }
-    const TensorParallel tp = slices_of(MOST, &alone, parts[0]);
-    tensor_sum_cpu(&tp, out, bias);
-    for (int i = 0; i < N * C; i++) {
-        EXPECT(out[i] == 3 + (float)(i % C), "%g at %d", out[i], i);
+    tensor_add_parts_(out, parts, bias, cut);
+    for (int i = 0; i < elements; i++) {
+        EXPECT(out[i] == 3 + (float)(i % C), "%g at %d", (double)out[i], i);
     }
-    EXPECT(tensor_gather_cpu(&tp, 0, out) == out && tensor_part(&tp, 2, NULL) == parts[2], "places");
 }
 
-TEST(tensor_without_slices) {
+TEST(tensor_alone) {
     float out[N * C] = {7}, bias[C] = {1};
     Group alone = group_alone(NULL);
-    const TensorParallel tp = slices_of(1, &alone, NULL);
+    const TensorParallel tp = {{0, 1, N, C, 1}, &alone, NULL, NULL, NULL};
     tensor_sum_cpu(&tp, out, bias);
-    EXPECT(out[0] == 7 && tensor_part(&tp, 0, out) == out && tensor_of_matmul(&tp, bias) == bias,
+    tensor_bias_backward_cpu(&tp, bias, out, GRADIENT_ADD);
+    EXPECT(out[0] == 7 && bias[0] == 1 && tensor_part(&tp, out) == out &&
+               tensor_gather_cpu(&tp, 0, out) == out,
            "the matmul's result is the sum");
 }
 
-// Token slices cover the tokens once, in order, also when they are not equal.
-TEST(tensor_token_slices) {
-    Group alone = group_alone(NULL);
-    for (int s = 1; s <= 16; s++) {
-        const TensorParallel tp = slices_of(s, &alone, NULL);
+// The tokens of ranks cover all once, in order, also if they are not equally many.
+TEST(tensor_tokens) {
+    for (int t = 1; t <= 16; t++) {
         int next = 0;
-        for (int i = 0; i < s; i++) {
-            const TensorTokens t = tensor_token_slices(&tp, i, 1);
-            EXPECT(t.count == 0 || t.first == next, "slice %d of %d", i, s);
-            next += t.count;
+        for (int r = 0; r < t; r++) {
+            const TensorCut cut = {r, t, N, C, 1}, whole = {r, t, N, C, 0};
+            const TensorTokens tokens = tensor_rows(cut);
+            EXPECT(tokens.count == 0 || tokens.first == next, "rank %d of %d", r, t);
+            EXPECT(tensor_rows(whole).first == 0 && tensor_rows(whole).count == N, "a pass with a cache");
+            next += tokens.count;
         }
-        EXPECT(next == N && tensor_rows(&tp).count == N, "%d tokens of %d slices", next, s);
+        EXPECT(next == N, "%d tokens of %d ranks", next, t);
     }
 }
 
-// A process has both its token slices' sums apart, and adds them in order.
-TEST(tensor_whole_gradients) {
-    enum { S = 3, L = 2 };
-    ModelConfig cfg = {.max_T = 8, .V = 96, .Vp = 384, .L = L, .NH = 3, .C = 48};
-    const ModelConfig part = model_part_of(cfg, (ModelPart){.slices = S, .of_slices = S});
-    const ZeroPlan plan = zero_plan(part, 0, 0, 1);
-    Memory memory = memory_on_host();
+// Elements of tensors that are not cut, wpe apart, in all shards of a data group.
+static size_t uncut_elements(const TensorRow* rows) {
+    size_t elements = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const int is_part = rows[i].split == SPLIT_NONE && rows[i].kind != KIND_EMBEDDING;
+        elements += is_part ? (size_t)rows[i].layers * tensor_room_in_group(&rows[i]) : 0;
+    }
+    return elements;
+}
+
+// Every element of such a tensor is in one shard of the data group, and gets the sum in the order
+// of the tensor ranks; all others keep what they have. The first tensor rank counts all elements in
+// the norm, the others count those of tensors that are cut.
+static void test_parts(int size) {
+    const ModelConfig whole = {.max_T = 8, .V = 96, .Vp = 384, .L = 2, .NH = 3, .C = 48};
+    const ModelConfig cfg = model_part_of(whole, (ModelPart){.tensor_rank = 1, .tensor_ranks = 3});
+    size_t found = 0, counted = 0, cut = 0, all = 0;
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    WholeGradients whole;
-    ModelParameters all;
-    Group alone = group_alone(NULL);
-    zero_gradient_rows(rows, &plan, part, sizeof(float));
-    float* grads = (float*)memory_take(&memory, "gradients", MEMORY_DEVICE,
-                                       zero_count(&plan, ZERO_GRADIENT) * sizeof(float));
-    tensor_rows_bind(&all, rows, MODEL_PARAMETER_ROWS, grads);
-    whole_gradients_open(&whole, &memory, part, &plan, rows, grads);
-    for (int l = 0; l < L; l++) {
-        for (int i = 0; i < S; i++) {
-            const float values[S] = {1e8f, 1, -1e8f};
-            ModelParameters d = model_parameters_at_slice(all, rows, l, i);
-            const ModelParameters before = d;
-            whole_gradients_at_slice(&whole, &d, i);
-            EXPECT(d.qkvw == before.qkvw && d.wpe == before.wpe && d.wte == before.wte, "others stay");
-            for (int c = 0; c < 48; c++) {
-                d.ln2w[c] = values[i] + (float)(l == 1 && i == 2 ? 5e8f : 0);
-                d.fcprojb[c] = (float)(i + 10 * l);
-            }
+    for (int r = 0; r < size; r++) {
+        const ZeroPlan plan = zero_plan(cfg, 1, r, size);
+        const size_t count = zero_count(&plan, ZERO_SHARDS);
+        Memory memory = memory_on_host();
+        TensorParts parts;
+        ZeroSpan spans[ZERO_SPANS];
+        zero_gradient_rows(rows, &plan, cfg, sizeof(float));
+        tensor_parts_open(&parts, &memory, cfg, &plan, rows);
+        const size_t elements = tensor_parts_elements(parts.shard, parts.in_shard);
+        float *shard = (float*)memory_take(&memory, "shard", MEMORY_DEVICE, count * sizeof(float)),
+              *mail = (float*)parts.mail;
+        for (size_t i = 0; i < count; i++) {
+            shard[i] = 1;
         }
+        tensor_parts_take_(mail + elements, shard, parts.shard, parts.in_shard);
+        for (size_t i = 0; i < elements; i++) {
+            EXPECT(mail[elements + i] == 1, "the own part");
+            mail[i] = 1e8f, mail[2 * elements + i] = -1e8f;
+        }
+        tensor_parts_put_(shard, mail, parts.shard, parts.in_shard, 3);
+        for (size_t i = 0; i < count; i++) {
+            found += shard[i] == 0;
+        }
+        for (int i = zero_counted_spans(&plan, rows, cfg, spans) - 1; i >= 0; i--) {
+            counted += (size_t)spans[i].copies * spans[i].count;
+        }
+        all += count;
+        memory_close(&memory);
     }
-    whole_gradients_sum_cpu(&whole, &alone);
-    for (int l = 0; l < L; l++) {
-        const ModelParameters d = model_parameters_at_slice(all, rows, l, 1);
-        EXPECT(d.ln2w[47] == (l == 0 ? 0 : 5e8f) && d.fcprojb[3] == (float)(3 + 30 * l), "layer %d: %g %g", l,
-               d.ln2w[47], d.fcprojb[3]);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        cut += rows[i].split != SPLIT_NONE ? (size_t)rows[i].layers * tensor_room_in_group(&rows[i]) : 0;
     }
-    memory_close(&memory);
+    EXPECT(found == uncut_elements(rows), "%zu sums in %d shards, wanted %zu", found, size,
+           uncut_elements(rows));
+    EXPECT(counted == cut, "%zu elements count, wanted %zu of %zu", counted, cut, all);
+}
+
+TEST(tensor_parts) {
+    test_parts(1);
+    test_parts(2);
+    test_parts(5);
 }

@@ -20,7 +20,7 @@ enum {
 static const ModelConfig CFG = {4, 1152, 1152, BLOCKS, 2, 8, SHARE_OFF};
 enum { MOST = 16384 }; // elements at most
 // wte, and of a block all before fcb: the groups again have one size
-enum { FROZEN = 1 << 0 | 0x1FFC };
+enum { FROZEN = 1 << 0 | 0x7FFC };
 
 __host__ __device__ static inline float mix(float a, float b, float c) {
     return (float)(((int)a * 5 + (int)b * 3 + (int)c + 1) % 16);
@@ -190,8 +190,8 @@ static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, c
     memset((void*)toy, 0, sizeof(*toy));
     toy->gpu = *gpu;
     toy->N = plan.block;
-    toy->params = (T*)gpu_alloc(zero_params_elements(&plan, zero_blocks_in_memory(&plan)), sizeof(T), "test");
-    toy->grads = (T*)gpu_alloc(zero_grads_elements(&plan, zero_blocks_in_memory(&plan)), sizeof(T), "test");
+    toy->params = (T*)gpu_alloc(zero_params_elements(&plan, ZERO_LAYERS_IN_MEMORY), sizeof(T), "test");
+    toy->grads = (T*)gpu_alloc(zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY), sizeof(T), "test");
     toy->acts = alloc<T>((1 + BLOCKS) * toy->N);
     toy->rest = alloc<T>(toy->N);
     toy->batch = alloc<T>(toy->N);
@@ -246,30 +246,23 @@ template <class T> static const T* toy_block(const Toy<T>* toy, int k) {
 template <class T> static void toy_forward(Toy<T>* toy) {
     zero_begin_forward(&toy->zero);
     toy_mix<T>(toy, toy->acts, toy->params, toy->batch, NULL);
-    const int S = toy->zero.plan.slices;
     for (int k = 0; k < BLOCKS; k++) {
-        if (k % S == 0) {
-            zero_parameters(&toy->zero, k / S, 1);
-        }
+        zero_parameters(&toy->zero, k, 1);
         toy_mix<T>(toy, toy->acts + (1 + k) * toy->N, toy->acts + k * toy->N, toy_block(toy, k), toy->acts);
     }
 }
 
 template <class T> static void toy_backward(Toy<T>* toy, MicroStep step) {
-    const int is_first = toy->zero.plan.stage >= 2 || step.number == 0, S = toy->zero.plan.slices;
+    const int is_first = toy->zero.plan.stage >= 2 || step.number == 0;
     zero_wait_for_buffer(&toy->zero, -1);
     toy_mix<T>(toy, toy->rest, toy->acts + BLOCKS * toy->N, toy->params, toy->acts);
     toy_add(toy, 0, is_first);
-    for (int l = BLOCKS / S - 1; l >= 0; l--) {
-        zero_parameters(&toy->zero, l, -1);
-        zero_wait_for_buffer(&toy->zero, l);
-        for (int k = (l + 1) * S - 1; k >= l * S; k--) {
-            toy_mix<T>(toy, toy->rest, toy->rest, toy_block(toy, k), toy->acts + k * toy->N);
-            toy_add(toy, 1 + k, is_first);
-        }
-        for (int k = (l + 1) * S - 1; k >= l * S; k--) {
-            zero_group_done<T>(&toy->zero, 1 + k, step);
-        }
+    for (int k = BLOCKS - 1; k >= 0; k--) {
+        zero_parameters(&toy->zero, k, -1);
+        zero_wait_for_buffer(&toy->zero, k);
+        toy_mix<T>(toy, toy->rest, toy->rest, toy_block(toy, k), toy->acts + k * toy->N);
+        toy_add(toy, 1 + k, is_first);
+        zero_group_done<T>(&toy->zero, 1 + k, step);
     }
     toy_add(toy, 0, 0); // below the blocks that are frozen, too
 }
@@ -428,9 +421,9 @@ template <class T> static void toy_expect(const char* what, Toy<T>* toy, const L
 template <class T> static void test_stage(ZeroPlan plan, ZeroShards place, Comm* comm, const Gpu* gpu) {
     Toy<T> toy;
     char what[128];
-    snprintf(what, sizeof(what), "%s, stage %d%s, rank %d of %d, shards of %d, %d rows frozen, %d slices",
+    snprintf(what, sizeof(what), "%s, stage %d%s, rank %d of %d, shards of %d, %d rows frozen",
              dtype_name(DTYPE_OF(T)), plan.stage, place == ZERO_SHARDS_ON_HOST ? " on the host" : "",
-             plan.rank, plan.size, plan.shards, plan.frozen != 0, plan.slices);
+             plan.rank, plan.size, plan.shards, plan.frozen != 0);
     Loop* want = loop_run(&plan);
     EXPECT(plan.once == plan.block && plan.block <= MOST, "%s: no toy", what);
     toy_open(&toy, plan, place, comm, gpu);
@@ -452,9 +445,6 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
         if (stage >= 2) {
             test_stage<float>(plan, stage == 3 ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, comm, gpu);
         }
-        ZeroPlan of_slices = plan;
-        of_slices.slices = 2; // three layers
-        test_stage<float>(of_slices, ZERO_SHARDS_ON_GPU, comm, gpu);
     }
 }
 
@@ -471,7 +461,7 @@ static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     plan.shares_buffer = 1;
     const size_t N = plan.block;
     float *params = alloc<float>(zero_count(&plan, ZERO_FULL)), *seen = alloc<float>(BLOCKS * N);
-    float *grads = alloc<float>(zero_grads_elements(&plan, zero_blocks_in_memory(&plan))),
+    float *grads = alloc<float>(zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY)),
           *host = (float*)check_alloc(BLOCKS, sizeof(float), "values");
     Memory memory = memory_on_gpu();
     grid_groups_gpu_open(&groups, grid_of_data(comm->rank, comm->size), &plan, comm);
@@ -567,7 +557,7 @@ template <class G> static void test_apart(int stage, int shards, Comm* comm, con
     cfg.part.layers = cfg.part.of_layers = cfg.L;
     ZeroPlan plan = zero_plan_two_levels(cfg, stage, comm->rank, comm->size, shards);
     zero_plan_apart(&plan, cfg);
-    const size_t count = plan.embedding, all = zero_grads_elements(&plan, zero_blocks_in_memory(&plan));
+    const size_t count = plan.embedding, all = zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY);
     ZeroGpu z;
     GridGroupsGpu groups;
     Memory memory = memory_on_gpu();
@@ -742,7 +732,7 @@ template <class G> static void experts_expect(Experts<G>* x) {
 
 // Updates of which the last micro-step, or the only one, leaves the last rank without a batch.
 template <class G> static void test_experts(int stage, int e, Comm* comm, const Gpu* gpu) {
-    const GridShape shape = {1, 1, comm->size, 1, 1, e};
+    const GridShape shape = {1, 1, comm->size, 1, e};
     ModelConfig whole = CFG;
     ModelPart part = {};
     whole.arch = ARCH_MIXTRAL;
@@ -752,7 +742,7 @@ template <class G> static void test_experts(int stage, int e, Comm* comm, const 
     x.cfg = model_part_of(whole, part);
     ZeroPlan plan = zero_plan(x.cfg, stage, comm->rank, comm->size);
     plan.experts = e;
-    const size_t all = zero_grads_elements(&plan, zero_blocks_in_memory(&plan));
+    const size_t all = zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY);
     GridGroupsGpu groups;
     Memory memory = memory_on_gpu();
     G *params = alloc<G>(zero_count(&plan, ZERO_FULL)), *grads = alloc<G>(all);
@@ -788,7 +778,7 @@ static void test_replicas_order(ZeroShards location, Comm* comm, const Gpu* gpu)
     const ZeroPlan plan = zero_plan_two_levels(CFG, 3, comm->rank, 4, 1);
     const size_t count = zero_shard_elements(&plan, 1), all = zero_slice_elements(&plan, 1);
     float *params = alloc<float>(zero_count(&plan, ZERO_FULL)),
-          *grads = alloc<float>(zero_grads_elements(&plan, zero_blocks_in_memory(&plan))),
+          *grads = alloc<float>(zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY)),
           *host = (float*)check_alloc(all, sizeof(float), "sums");
     Memory memory = memory_on_gpu();
     ZeroGpu z;

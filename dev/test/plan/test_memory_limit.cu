@@ -15,9 +15,9 @@ static void expect_links(GridShape shape, int shards, int communicators, int pee
 // layers beside those of the data group; one for each other group of several; two more for
 // replicas. Middle stages have two neighbors.
 TEST(communicators) {
-    const GridShape alone = {1, 1, 1, 1, 1}, data = {1, 1, 8, 1, 1}, tensor = {8, 1, 1, 1, 8},
-                    context = {1, 8, 1, 1, 1}, experts = {1, 1, 8, 1, 1, 8}, two = {2, 1, 4, 1, 2},
-                    three = {2, 2, 4, 1, 2}, all = {2, 2, 2, 4, 2};
+    const GridShape alone = {1, 1, 1, 1, 1}, data = {1, 1, 8, 1, 1}, tensor = {8, 1, 1, 1, 1},
+                    context = {1, 8, 1, 1, 1}, experts = {1, 1, 8, 1, 8}, two = {2, 1, 4, 1, 1},
+                    three = {2, 2, 4, 1, 1}, all = {2, 2, 2, 4, 1};
     expect_links(alone, 1, 0, 0);
     expect_links(data, 8, 1, 7);
     expect_links(data, 4, 3, 3);

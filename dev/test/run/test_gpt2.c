@@ -22,7 +22,7 @@ accumulation and threads; documents in a row, padding and shorter batches.
 #include "dev/test/lib/task_oracle.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/test_element.h"
-#include "llmc/reference.h"
+#include "llmc/reference_model.h"
 #include "llmc/model/share_layers.h"
 
 #define FIXTURES "dev/ref/fixtures/"

@@ -6,7 +6,7 @@
 #define ENCODED_TEXT_IMPLEMENTATION
 
 #include "llmc/data/fill_in_middle.h"
-#include "llmc/formats/hf_config.h"
+#include "llmc/formats/hf_config_write.h"
 #include "llmc/model/presets.h"
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/setup/run_data.h"
@@ -64,7 +64,7 @@ static Run run_open_as(const char* line, Ranks ranks, SafeTensorsDtype dtype) {
     Run run;
     run.model_path = model_path_find(&options, newest);
     const SettleInput input = {ranks, dtype, run.model_path, setup_read_model(run.model_path), 0};
-    settle(&run.settled, &run.data, &options, &input);
+    run.settled = settle(&run.data, &options, &input);
     return run;
 }
 
@@ -134,15 +134,14 @@ static void write_hf_model(const char* name) {
     free(memory);
 }
 
-// llm.c's, of `count` tokens that are all "x"; the last one is the end of text.
+// A vocabulary of `count` ids: the merges are two printable characters each.
 static void write_tokenizer(const char* name, int count) {
-    char bytes[1024 + 2 * 512];
-    uint32_t header[256] = {20240328, 2, (uint32_t)count, (uint32_t)count - 1};
-    memcpy(bytes, header, sizeof(header));
-    for (int i = 0; i < count; i++) {
-        memcpy(bytes + 1024 + 2 * i, "\1x", 2);
+    char text[4096] = "#version: 0.2\n";
+    size_t n = strlen(text);
+    for (int i = 0; i < count - 257; i++) {
+        n += (size_t)snprintf(text + n, sizeof(text) - n, "%c %c\n", '!' + i / 90, '#' + i % 90);
     }
-    test_write(name, bytes, 1024 + 2 * (size_t)count);
+    test_write(name, text, n);
 }
 
 static void write_files(void) {
@@ -155,7 +154,7 @@ static void write_files(void) {
     write_shard("large.bin", 1000, 395); // up to 404
     write_model("model.bin");
     write_hf_model("step_00000003");
-    write_tokenizer("tokenizer.bin", 200);
+    write_tokenizer("tokenizer.txt", 300);
     const char merges[] = "#version: 0.2\nt h\nth e\n";
     test_write("merges.txt", merges, strlen(merges));
 }
@@ -194,7 +193,7 @@ static void test_model(void) {
                                                         SETUP_CHANNELS, SHARE_OFF});
     expect_model(SHARDS "--vocab-size 110", (ModelConfig){SETUP_CONTEXT, 110, 128, SETUP_LAYERS, SETUP_HEADS,
                                                           SETUP_CHANNELS, SHARE_OFF});
-    expect_model(SHARDS "--tokenizer %/tokenizer.bin", (ModelConfig){SETUP_CONTEXT, 200, 256, SETUP_LAYERS,
+    expect_model(SHARDS "--tokenizer %/tokenizer.txt", (ModelConfig){SETUP_CONTEXT, 300, 384, SETUP_LAYERS,
                                                                      SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(SHARDS "--seq-len 64 --model d12", (ModelConfig){1024, V, Vp, 12, 12, 768, SHARE_OFF});
     expect_model(SHARDS "--seq-len 64 --model gpt2:d12 --layers 3 --context 64",
@@ -205,7 +204,7 @@ static void test_model(void) {
 
     expect_refused(TEXT "--channels 130", 2, "--channels 130|--heads 4");
     expect_refused(TEXT "--vocab-size 256", 2, "256|257|bytes");
-    expect_refused(SHARDS "--tokenizer %/tokenizer.bin --vocab-size 199", 2, "199|200|gpt2");
+    expect_refused(SHARDS "--tokenizer %/tokenizer.txt --vocab-size 299", 2, "299|300|gpt2");
     // its tokens go up to 109
     expect_refused(SHARDS "--vocab-size 109", 1, "train.bin|token 9|109");
     expect_refused(TEXT "--model d13", 2,
@@ -542,8 +541,7 @@ static void test_data(void) {
     EXPECT(run.data.train.tokens == 1000 && run.data.val.tokens == 200, "their tokens");
     run_close(&run);
 
-    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 1, "tokenizer.bin|encode");
-    expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|its own tokenizer");
+    expect_refused("--tokenizer %/tokenizer.txt --steps 1", 2, "--tokenizer|its own tokenizer");
     expect_refused(SHARDS "--tokenizer %/none.bin", 1, "none.bin|tokenizer");
     expect_refused("--val-data %/val.bin --steps 1", 2, "--val-data|--train-data");
     expect_refused(TEXT "--val-data %/val.bin", 2, "--val-data|--train-data|both");
@@ -650,25 +648,6 @@ static void test_sources(void) {
            "%d: until the first source, of 59 rows, is at its end", (int)run.settled.options.batch.steps);
     EXPECT(run.data.train.tokens == 1900 && run.data.val.tokens == 100, "5 %% of each to validate");
     run_close(&run);
-}
-
-static void body_verify(const void* line) {
-    Options options = parse((const char*)line);
-    options.model.vocab_size = 257;
-    dup2(STDERR_FILENO, STDOUT_FILENO);
-    const int status = run_data_verify(&options);
-    fflush(stdout);
-    _exit(status);
-}
-
-static void test_verify(void) {
-    EXPECT(test_dies(body_verify, TEXT "--val-data %/val.txt --verify-data", 0,
-                     "text.txt: 1 document, 2000|val.txt: 1 document, 500|0 bad"),
-           "");
-    EXPECT(test_dies(body_verify, SHARDS "--val-data %/large.bin,%/none.bin", 1,
-                     "ok   |train.bin: 1000|BAD  |large.bin: token 0 has id 395|none.bin|2 bad files"),
-           "");
-    EXPECT(test_dies(body_verify, "--verify-data", 0, "built-in stories"), "");
 }
 
 static int is_there(const char* name) { return access(test_path(name), F_OK) == 0; }
@@ -1052,8 +1031,8 @@ static void test_use(void) {
     expect_use("--model %/step_00000003 --steps 0 --perplexity %/val.bin", USE_EVALUATE);
     expect_use("--model %/step_00000003 --steps 0 --export-gguf %/x.gguf", USE_EVALUATE);
     expect_use("--layers 1 --steps 0 --export-gguf %/x.gguf", USE_TRAIN); // its random weights
-    write_tokenizer("tokenizer400.bin", 400);
-    expect_use("--model %/step_00000003 --tokenizer %/tokenizer400.bin --prompt x", USE_GENERATE);
+    write_tokenizer("tokenizer400.txt", 400);
+    expect_use("--model %/step_00000003 --tokenizer %/tokenizer400.txt --prompt x", USE_GENERATE);
 }
 
 // Two ranks of a run with frozen parameters; and the same ranks where they only evaluate.
@@ -1098,8 +1077,8 @@ static void test_prompt(void) {
                ids[0] == 50256,
            "none");
     run_close(&run);
-    run = run_open(SHARDS "--seq-len 16 --vocab-size 300 --tokenizer %/tokenizer.bin");
-    EXPECT(run_data_prompt(ids, 16, &run.data, &run.settled.options, run.settled.cfg.V) == 1 && ids[0] == 199,
+    run = run_open(SHARDS "--seq-len 16 --vocab-size 400 --tokenizer %/tokenizer.txt");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.settled.options, run.settled.cfg.V) == 1 && ids[0] == 299,
            "tokenizer's");
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16 --tokenizer %/merges.txt --prompt the");
@@ -1110,7 +1089,6 @@ static void test_prompt(void) {
 
     expect_refused(TEXT "--seq-len 4 --prompt Once", 2, "--prompt|4 tokens|at most 3");
     expect_refused(SHARDS "--seq-len 16 --prompt Once", 2, "--prompt|--tokenizer");
-    expect_refused(SHARDS "--seq-len 16 --tokenizer %/tokenizer.bin --prompt x", 1, "tokenizer.bin|encode");
     expect_refused("--seq-len 16 --steps 1 --prompt qqq", 2, "qqq");
 }
 
@@ -1134,17 +1112,17 @@ static int allows(GridShape shape, const char* options) {
 }
 
 static void test_allowed_grids(void) {
-    const GridShape context = {1, 2, 1, 1, 1}, tensor = {2, 1, 1, 1, 2}, stages = {1, 1, 1, 2, 1};
+    const GridShape context = {1, 2, 1, 1, 1}, tensor = {2, 1, 1, 1, 1}, stages = {1, 1, 1, 2, 1};
     EXPECT(allows(context, ""), "chunks of 8 tokens");
     EXPECT(!allows(context, "--matmul bf16"), "no whole tiles");
     EXPECT(!allows(context, "--arch mixtral --experts 4"), "a balance loss");
     EXPECT(allows(context, "--arch mixtral --experts 4 --router-balance 0"), "experts");
-    EXPECT(allows(tensor, ""), "two slices");
+    EXPECT(allows(tensor, ""), "two tensor ranks");
     EXPECT(allows(tensor, "--optimizer muon"), "whole matrices");
     EXPECT(!allows(tensor, "--optimizer soap"), "whole bases");
-    EXPECT(allows(tensor, "--arch llama --kv-heads 1"), "one head of keys");
-    EXPECT(allows(tensor, "--arch llama --kv-heads 1 --share-layers all"), "shared by layers, too");
-    EXPECT(!allows(tensor, "--freeze ln1w[0]"), "a block's norm");
+    EXPECT(!allows(tensor, "--arch llama --kv-heads 1"), "one head of keys");
+    EXPECT(allows(tensor, "--arch llama --kv-heads 2 --share-layers all"), "shared by layers, too");
+    EXPECT(allows(tensor, "--freeze ln1w[0]"), "a block's norm");
     EXPECT(allows(stages, "--optimizer muon"), "two stages");
     EXPECT(!allows(stages, "--share-layers all"), "shared layers");
 }
@@ -1153,8 +1131,9 @@ static void test_allowed_grids(void) {
 static void test_grids(void) {
     expect_no_grid("-pn 8 -tp 3", "--tensor-parallel 3, 8 processes; wanted 2 or 4");
     expect_no_grid("-pn 8 -tp 8", "--tensor-parallel 8, 4 heads; wanted 4");
-    expect_no_grid("-pn 8 -tp 2 --tensor-slices 3", "--tensor-slices 3, 4 heads; wanted 2 or 4");
-    expect_no_grid("-pn 4 -tp 4 --tensor-slices 2", "--tensor-parallel 4, --tensor-slices 2; wanted 2");
+    expect_no_grid("-pn 4 -tp 4 --arch llama --kv-heads 2", "--tensor-parallel 4, 2 heads of keys; wanted 2");
+    expect_no_grid("-pn 2 --tensor-slices 2",
+                   "--tensor-slices was removed: each of the ranks of --tensor-parallel has one part");
     expect_no_grid("-pn 8 -tp 2 -cp 3", "--context-parallel 3, 8 processes in groups of 2; wanted 2 or 4");
     expect_no_grid("-pn 8 -pp 3", "--pipeline-parallel 3, 8 processes; wanted 2");
     expect_no_grid("-pn 8 -pp 8", "--pipeline-parallel 8, 4 layers; wanted 4");
@@ -1168,7 +1147,7 @@ static void test_grids(void) {
                    "--context-parallel 2, --router-balance 0.01, which is a loss of all tokens of a "
                    "micro-batch; wanted 0");
     expect_no_grid("-pn 4 -tp 4 --optimizer adamw8bit",
-                   "--tensor-parallel 4, slices of 24 channels, no multiple of 64; wanted 1");
+                   "--tensor-parallel 4, parts of 24 channels, no multiple of 64; wanted 1");
     expect_no_grid("-pn 8 -cp 8 --pack dynamic",
                    "--pack dynamic, --context-parallel 8: batches are multiples of 8");
     expect_no_grid("-pn 2 -pp 2 --share-layers all",
@@ -1184,12 +1163,10 @@ static void test_grids(void) {
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,1,", "--pipeline-layers: 3,1,; wanted 2 numbers");
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers x,1", "--pipeline-layers: x,1; wanted 2 numbers");
     expect_no_grid("-pn 1 --pipeline-layers 2,2", "--pipeline-layers: 2,2; wanted 1 numbers");
-    expect_no_grid("-pn 1 --tensor-slices 2 --optimizer soap",
-                   "--tensor-slices 2, --optimizer soap, which keeps the state of whole matrices; wanted ");
-    expect_no_grid("-pn 1 --tensor-slices 2 --update-in-backward on",
-                   "--tensor-slices 2, --update-in-backward on; wanted off");
-    expect_no_grid("-pn 1 --tensor-slices 2 --freeze ln1?[0]",
-                   "--tensor-slices 2, --freeze ln1?[0]; wanted parameters frozen in all blocks");
+    expect_no_grid("-pn 2 -tp 2 --optimizer soap",
+                   "--tensor-parallel 2, --optimizer soap, which keeps the state of whole matrices; wanted ");
+    expect_no_grid("-pn 2 -tp 2 --update-in-backward on",
+                   "--tensor-parallel 2, --update-in-backward on; wanted off");
 }
 
 // Only training data are rearranged, with the tokenizer's marks, which the model must have.
@@ -1223,8 +1200,8 @@ static void test_fim(void) {
                    "--fim-rate 0.5 needs marks|the tokenizer of these data has none");
     expect_refused(SHARDS "--fim-rate 0.5", 2, "--fim-rate 0.5 needs marks|<|fim_prefix|>");
     expect_refused("--fim-rate 0.5", 2, "--fim-rate 0.5 needs marks");
-    expect_refused(SHARDS "--tokenizer %/tokenizer.bin --fim-rate 1", 2,
-                   "--fim-rate 1 needs marks|tokenizer.bin has none");
+    expect_refused(SHARDS "--tokenizer %/tokenizer.txt --fim-rate 1", 2,
+                   "--fim-rate 1 needs marks|tokenizer.txt has none");
     expect_refused(TEXT "--fim-rate 1.5", 2, "--fim-rate|1.5");
     expect_refused(TEXT "--fim-spm-rate 0.3", 2, "--fim-spm-rate 0.3 needs --fim-rate");
 #define MARKS TEXT "--tokenizer %/fim.tokenizer.json --fim-rate 0.5 "
@@ -1236,7 +1213,6 @@ static void test_fim(void) {
 
 TEST(resolve) {
     write_files();
-    test_verify();
     test_documents_of_text();
     test_dry();
     test_many_files();

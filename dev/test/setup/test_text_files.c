@@ -5,7 +5,6 @@
 
 #include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
-#include "llmc/data/core_bundle.h"
 #include "llmc/data/data_schedule.h"
 #include "llmc/data/eval_task_files.h"
 #include "llmc/formats/hf_config.h"
@@ -53,22 +52,11 @@ TEST(schedule) {
     data_schedule_close(&schedule);
 }
 
-TEST(bundle) {
-    CoreBundle bundle;
-    const char* directory = test_path("core");
-    mkdir(directory, 0700);
-    marked("dev/ref/fixtures/core/core.yaml", "core/core.yaml");
-    marked("dev/ref/fixtures/core/eval_meta_data.csv", "core/eval_meta_data.csv");
-    core_bundle_open(&bundle, directory);
-    EXPECT(bundle.count == 6, "%d tasks", bundle.count);
-    core_bundle_close(&bundle);
-}
-
 TEST(tasks) {
     Task task;
     Tokenizer bytes;
     tokenizer_open_bytes(&bytes);
-    const TaskSettings settings = {&bytes, bytes.vocab_size, bytes.eot, 64, 0};
+    const TaskSettings settings = {&bytes, bytes.vocab_size, bytes.eot, 64};
     task_files_open(&task, marked("dev/ref/fixtures/tasks/hellaswag.jsonl", "t.jsonl"), settings);
     EXPECT(task.num_examples == 20, "%zu", task.num_examples);
     task_close(&task);

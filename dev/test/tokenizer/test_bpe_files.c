@@ -1,7 +1,7 @@
 // test_bpe_files.c -- bpe_files.h: all formats of a vocabulary. With GPT2_VOCAB=.../gpt2.tiktoken,
 // the files equal GPT-2's public ones.
 //
-//     test_tokenizer --write_bpe VOCABULARY DIRECTORY    writes all formats, for fuzz_bpe.c and
+//     test_tokenizer --write_bpe VOCABULARY DIRECTORY    for
 //                                                        dev/ref/check_tokenizer_files.py
 //     test_tokenizer --bpe_ids VOCABULARY < TEXT         prints the ids of a text
 #define BPE_FILES_IMPLEMENTATION
@@ -10,10 +10,6 @@
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
 #include "dev/test/lib/test.h"
-
-static const char* const FORMATS[] = {"tokenizer.json", "vocab.json", "merges.txt",
-                                      "vocab.bpe",      "x.tiktoken", "tokenizer.bin"};
-enum { NUM_FORMATS = sizeof(FORMATS) / sizeof(FORMATS[0]) };
 
 static const char small_merges[] =
     "#version: 0.2\na a\naa aa\nt h\nth e\n\xC4\xA0 the\n\xC3\x83 \xC2\xA9\n\" \\\n";
@@ -164,78 +160,17 @@ TEST(tiktoken_errors) {
     open_and_close(test_write("good.tiktoken", text, bytes - 1), 259);
 }
 
-// ---- llm.c's .bin ----
+// ---- other files ----
 
-TEST(bin_errors) {
-    Bpe bpe = open_small();
-    size_t bytes;
-    char* bin = text_of(&bpe, bpe_put_bin_, &bytes);
-    const struct {
-        int field; // of the header
-        uint32_t value;
-        size_t bytes;
-        const char* wanted;
-    } cases[] = {
-        {1, 3, bytes, "version 3, wanted 1 or 2"},
-        {1, 1, bytes, "end-of-text id 50256, wanted one of the 264"},
-        {2, 0, bytes, "end-of-text id 263, wanted one of the 0"},
-        {2, 265, bytes, "ends before token 264"},
-        {2, UINT32_MAX, bytes, "4294967295 tokens cannot be in"},
-        {3, 264, bytes, "end-of-text id 264"},
-        {3, 262, bytes, "token 263 merges to 13 tokens"}, // "<|endoftext|>" as a token like others
-        {1, 2, bytes - 1, "token 263 of 13 bytes, wanted 1 to the 12 left"},
-        {1, 2, bytes - 14, "ends before token 263"},
-        {1, 2, bytes + 1, "1 bytes after the last of 264"},
-        {1, 2, 1023, "1023 bytes, wanted a header of 1024"},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char* bad = (char*)calloc(1, bytes + 1);
-        memcpy(bad, bin, bytes);
-        memcpy(bad + 4 * cases[i].field, &cases[i].value, 4);
-        EXPECT(dies(bad, cases[i].bytes, cases[i].wanted), "case %zu", i);
-        free(bad);
-    }
-    bin[1024 + 1] = '"'; // token 0 becomes token 1
-    EXPECT(dies(bin, bytes, "token 1 is token 0 again"), "");
-    bin[1024] = 0;
-    EXPECT(dies(bin, bytes, "token 0 of 0 bytes"), "");
-    free(bin);
-    bpe_close(&bpe);
-
+TEST(other_files) {
+    const uint32_t tokenizer[256] = {20240328, 2};
     EXPECT(dies("", 0, "empty file"), "");
     EXPECT(dies("x", 1, "wanted a tokenizer"), "");
     EXPECT(test_dies(open_path, test_path("none.bin"), EXIT_FAILURE, "none.bin|No such file"), "");
     EXPECT(test_dies(open_path, "/dev/null", EXIT_FAILURE, "not a regular file"), "");
-    const uint32_t shard[256] = {20240520, 1};
-    EXPECT(test_dies(open_path, test_write("shard.bin", shard, sizeof(shard)), EXIT_FAILURE,
-                     "shard.bin: magic 20240520, wanted 20240328"),
+    EXPECT(test_dies(open_path, test_write("tokenizer.bin", tokenizer, sizeof(tokenizer)), EXIT_FAILURE,
+                     "tokenizer.bin: wanted a tokenizer|not llm.c's .bin"),
            "");
-}
-
-// Writes a vocabulary of 4 tokens that no merges make; the third is a letter.
-static const char* write_odd(char letter) {
-    char bin[1024 + 12] = {0};
-    const uint32_t header[4] = {20240328, 2, 4, 3};
-    memcpy(bin, header, sizeof(header));
-    memcpy(bin + 1024, "\1a\3 b\xFF\1a\3end", 12);
-    bin[1024 + 7] = letter;
-    return test_write("odd.bin", bin, sizeof(bin));
-}
-
-// Tokens that no merges make can be had, and the reason why they do not encode.
-TEST(tokens_only) {
-    char error[ERROR_BYTES];
-    Bpe bpe;
-    EXPECT(!bpe_open_tokens(&bpe, write_odd('a'), error), "");
-    EXPECT(strstr(error, "odd.bin: token 2 is token 0 again"), "%s", error);
-    int length;
-    EXPECT(bpe.vocab_size == 4 && memcmp(bpe_token(&bpe, 1, &length), " b\xFF", 3) == 0 && length == 3, "");
-    EXPECT(memcmp(bpe_token(&bpe, 2, &length), "a", 1) == 0 && length == 1, "");
-    EXPECT(memcmp(bpe_token(&bpe, 3, &length), "<|endoftext|>", 13) == 0 && length == 13, "");
-    bpe_close(&bpe);
-    EXPECT(!bpe_open_tokens(&bpe, write_odd('b'), error), "");
-    EXPECT(strstr(error, "odd.bin: no token is the byte 0x00"), "%s", error);
-    bpe_close(&bpe);
 }
 
 // ---- JSON ----
@@ -361,7 +296,7 @@ static int write_dies(const Bpe* bpe, const char* name, const char* wanted) {
 // are.
 static Bpe open_reordered(void) {
     Bpe small = open_small(), bpe;
-    const BpeSpelling_ spelling = bpe_spelling_();
+    const BpeSpelling spelling = bpe_spelling();
     const char* path = test_path("reordered.json");
     FILE* file = fopen(path, "wb");
     fputs("{\"<|endoftext|>\": 0", file);
@@ -369,7 +304,7 @@ static Bpe open_reordered(void) {
         const unsigned char byte = (unsigned char)(id - 1);
         const BpeToken_ token = {&byte, 1, 0};
         fputs(", \"", file);
-        bpe_put_spelled_(&spelling, id <= 256 ? token : small.tokens[id - 1], BPE_JSON_, file);
+        bpe_put_spelled(&spelling, id <= 256 ? token : small.tokens[id - 1], BPE_JSON, file);
         fprintf(file, "\": %d", id);
     }
     fputs("}", file);
@@ -380,49 +315,33 @@ static Bpe open_reordered(void) {
     return bpe;
 }
 
-// Opens a .bin that does not encode, and writes it.
-static void rewrite_odd(const void* unused) {
-    char error[ERROR_BYTES];
-    Bpe bpe;
-    (void)unused;
-    bpe_open_tokens(&bpe, write_odd('b'), error);
-    bpe_write(&bpe, test_path("again.bin"));
-}
-
+// Each file that is written for transformers is a vocabulary of its own.
 static void test_round_trips(const Bpe* bpe) {
-    for (int i = 0; i < NUM_FORMATS; i++) {
-        bpe_write(bpe, test_path(FORMATS[i]));
-        EXPECT(reads_back(bpe, test_path(FORMATS[i])), "%s", FORMATS[i]);
+    static const char* const names[] = {"tokenizer.json", "vocab.json", "merges.txt"};
+    mkdir(test_path("all"), 0777);
+    bpe_write_hf(bpe, &bpe->card, test_path("all"), 64);
+    for (int i = 0; i < 3; i++) {
+        char path[PATH_MAX];
+        bpe_path(path, test_path("all"), names[i]);
+        EXPECT(reads_back(bpe, path), "%s", names[i]);
     }
 }
 
-TEST(write_errors) {
+TEST(writes) {
     Bpe bpe = open_reordered();
-    const char* fine[] = {"y/tokenizer.json", "y/vocab.json", "y/x.bin"};
     mkdir(test_path("y"), 0777);
-    for (int i = 0; i < 3; i++) {
-        bpe_write(&bpe, test_path(fine[i]));
-        EXPECT(reads_back(&bpe, test_path(fine[i])), "%s", fine[i]);
-    }
-    EXPECT(write_dies(&bpe, "new.tiktoken", "new.tiktoken: end-of-text is id 0 of 264"), "");
-    EXPECT(write_dies(&bpe, "new.bpe", "new.bpe: end-of-text is id 0"), "");
     bpe_write_hf(&bpe, &bpe.card, test_path("y"), 64); // whose merges.txt goes with vocab.json
-    EXPECT(reads_back(&bpe, test_path("y")), "");
+    EXPECT(reads_back(&bpe, test_path("y")) && reads_back(&bpe, test_path("y/vocab.json")), "");
     bpe_close(&bpe);
 
     bpe = open_small();
-    EXPECT(write_dies(&bpe, "none/new.bin", "none/new.bin: cannot write: No such file"), "");
-    EXPECT(write_dies(&bpe, "new.json", "new.json: wanted a name that ends in"), "");
+    EXPECT(write_dies(&bpe, "none/new.json", "none/new.json: cannot write: No such file"), "");
     bpe_close(&bpe);
-    EXPECT(test_dies(rewrite_odd, NULL, EXIT_FAILURE, "again.bin: 0 merges for 4 tokens"), "");
 
     const int a = 'a' - '!', doubling[8][2] = {{a, a},     {256, 256}, {257, 257}, {258, 258},
                                                {259, 259}, {260, 260}, {261, 261}, {262, 262}};
     bpe_open_merges(&bpe, doubling, 8, "doubling");
-    EXPECT(
-        write_dies(&bpe, "new.bin", "new.bin: token 263 has 256 bytes, but this format allows at most 255"),
-        "");
-    bpe_write(&bpe, test_path("tokenizer.json")); // no limit there
+    bpe_write(&bpe, test_path("tokenizer.json")); // a token of 256 bytes
     EXPECT(reads_back(&bpe, test_path("tokenizer.json")), "");
     bpe_close(&bpe);
 }
@@ -458,8 +377,6 @@ TEST(added_tokens) {
     EXPECT(again.card.pad == 264 && bpe_is_name(&again, 265) && bpe_checksum(&again) == bpe_checksum(&bpe),
            "");
     bpe_close(&again);
-    EXPECT(write_dies(&bpe, "new.tiktoken", "new.tiktoken: end-of-text is id 263 of 266|no added tokens"),
-           "");
     bpe_close(&bpe);
     free(text);
 
@@ -491,11 +408,11 @@ TEST(directories) {
     const char* directory = test_path("hf");
     EXPECT(mkdir(directory, 0777) == 0, "");
     EXPECT(test_dies(open_path, directory, EXIT_FAILURE, "hf: no tokenizer.json or merges.txt"), "");
-    bpe_write(&bpe, test_path("hf/merges.txt"));
+    test_write("hf/merges.txt", small_merges, strlen(small_merges));
     EXPECT(reads_back(&bpe, directory), "merges.txt alone");
-    bpe_write(&bpe, test_path("hf/vocab.json"));
+    bpe_write_as_(&bpe, test_path("hf/vocab.json"), bpe_put_vocab_);
     EXPECT(reads_back(&bpe, directory), "with vocab.json");
-    bpe_write(&other, test_path("hf/vocab.json"));
+    bpe_write_as_(&other, test_path("hf/vocab.json"), bpe_put_vocab_);
     EXPECT(test_dies(open_path, directory, EXIT_FAILURE,
                      "hf/vocab.json: end-of-text is 0 of 264 tokens|merges.txt"),
            "");
@@ -512,20 +429,16 @@ static void test_gpt2(const char* vocabulary) {
     static const struct {
         const char* name;
         uint64_t xxh64;
-    } published[] = {{"vocab.bpe", 0xF161FCE364073FBC}, {"vocab.json", 0x5D53372B6061C4C7}};
+    } published[] = {{"all/merges.txt", 0xF161FCE364073FBC}, {"all/vocab.json", 0x5D53372B6061C4C7}};
     Bpe bpe;
     bpe_open(&bpe, vocabulary);
     test_round_trips(&bpe);
     for (int i = 0; i < 2; i++) {
-        const BpeFile_ file = bpe_read_(test_path(published[i].name));
+        const BpeFile file = bpe_read_(test_path(published[i].name));
         const uint64_t hash = xxh64(file.data, file.bytes);
         EXPECT(hash == published[i].xxh64, "%s: 0x%016llX", published[i].name, (unsigned long long)hash);
         free(file.data);
     }
-    const BpeFile_ ours = bpe_read_(test_path("x.tiktoken")), theirs = bpe_read_(vocabulary);
-    EXPECT(ours.bytes == theirs.bytes && memcmp(ours.data, theirs.data, ours.bytes) == 0, "");
-    free(ours.data);
-    free(theirs.data);
     bpe_close(&bpe);
 }
 
@@ -535,12 +448,7 @@ COMMAND(write_bpe) { // VOCABULARY DIRECTORY
     Bpe bpe;
     CHECK(argc == 2, "%d arguments; wanted VOCABULARY DIRECTORY", argc);
     const char *vocabulary = argv[0], *directory = argv[1];
-    char path[PATH_MAX];
     bpe_open(&bpe, vocabulary);
-    for (int i = 0; i < NUM_FORMATS; i++) {
-        bpe_path(path, directory, FORMATS[i]);
-        bpe_write(&bpe, path);
-    }
     bpe_write_hf(&bpe, &bpe.card, directory, 1024);
     bpe_close(&bpe);
     return EXIT_SUCCESS;

@@ -128,9 +128,9 @@ TEST(files) {
     expect_the(test_tmpdir()); // a directory with a merges.txt
     Bpe bpe;
     bpe_open(&bpe, path);
-    bpe_write(&bpe, test_path("the.tiktoken"));
+    bpe_write(&bpe, test_path("the.json"));
     bpe_close(&bpe);
-    expect_the(test_path("the.tiktoken"));
+    expect_the(test_path("the.json"));
     EXPECT(test_dies(open_file, test_path("none.bin"), EXIT_FAILURE, "none.bin: cannot open the tokenizer"),
            "");
     EXPECT(test_dies(decode_bad_id, &(int){257}, EXIT_FAILURE, "257|0 to 256"), "");
@@ -235,21 +235,6 @@ TEST(changed_words) {
                "%zu", i);
     }
     open_file(changed_words("\"vocab\": {\" a\": 0, \"b\"", "\n\"vocab\":{\"\\u0020a\"\t:0,\"\\u0062\""));
-}
-
-TEST(decode_only) {
-    const uint32_t header[256] = {20240328, 2, 3, 1};
-    char bytes[sizeof(header) + 8];
-    memcpy(bytes, header, sizeof(header));
-    memcpy(bytes + sizeof(header), "\1a\1?\3abc", 8);
-    const char* path = test_write("odd.bin", bytes, sizeof(bytes));
-    Tokenizer tokenizer;
-    tokenizer_open_file(&tokenizer, path);
-    EXPECT(tokenizer.vocab_size == 3 && tokenizer.eot == 1, "");
-    EXPECT(decodes_to(&tokenizer, 0, "a") && decodes_to(&tokenizer, 2, "abc"), "");
-    tokenizer_close(&tokenizer);
-    EXPECT(test_dies(encode_file, path, EXIT_FAILURE, "odd.bin: no token is the byte 0x00|cannot be encoded"),
-           "");
 }
 
 static void test_gpt2(const char* path) {

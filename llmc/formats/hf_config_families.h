@@ -1,0 +1,59 @@
+/*
+hf_config_families.h -- the families of models in transformers, as config.json names them.
+*/
+#ifndef LLMC_HF_CONFIG_FAMILIES_H
+#define LLMC_HF_CONFIG_FAMILIES_H
+
+#include "llmc/model/families.h"
+
+#define HF_FULL_LAYERS 28 // max_window_layers of all classes that have it
+
+// Family of models in transformers: its names in config.json, and the values of missing keys, where
+// 0 means what it means in ModelConfig.
+typedef struct {
+    const char *type, *class_name;
+    const char* activations[3]; // words for the only activation it computes; the first is written
+    float norm_eps;
+    int KV, HS; // key heads, and size of a head
+    int window;
+    float softcap;
+    int is_tied; // the classifier is the token embedding
+    float rope_base;
+    int E, E_used;
+    const char* hidden;    // key of the MLP's hidden units
+    const char* experts;   // key of the number of experts
+    const char* constants; // members that say what our kinds compute
+} HfFamily;
+
+// clang-format off
+__attribute__((unused)) static const HfFamily hf_families[ARCH_COUNT] = {
+    [ARCH_GPT2] =     {"gpt2",      "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1, 0, 0, 0, "n_inner", NULL, ""},
+    [ARCH_LLAMA] =    {"llama",     "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_MISTRAL] =  {"mistral",   "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_QWEN2] =    {"qwen2",     "Qwen2ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_QWEN3] =    {"qwen3",     "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_ARCEE] =    {"arcee",     "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_NANOCHAT] = {"nanochat",  "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_MIXTRAL] =  {"mixtral",   "MixtralForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 1e6, 8,   2, "intermediate_size", "num_local_experts",
+        "  \"router_jitter_noise\": 0.0,\n"},
+    [ARCH_QWEN3MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM", {"silu", "swish"}, 1e-6f, 4,  0,   4096, 0,  0, 0,   128, 8, "moe_intermediate_size", "num_experts",
+        "  \"norm_topk_prob\": true,\n  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [],\n"},
+    [ARCH_OLMOE] =    {"olmoe",     "OlmoeForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   64,  8, "intermediate_size", "num_experts",
+        "  \"norm_topk_prob\": false,\n  \"clip_qkv\": null,\n"},
+    [ARCH_GLM4MOE] =  {"glm4_moe",  "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 0,   128, 8, "moe_intermediate_size", "n_routed_experts",
+        "  \"attention_bias\": true,\n  \"use_qk_norm\": true,\n  \"norm_topk_prob\": true,\n  \"n_group\": 1,\n"
+        "  \"topk_group\": 1,\n  \"first_k_dense_replace\": 0,\n  \"num_nextn_predict_layers\": 0,\n"},
+};
+// clang-format on
+
+enum {
+    FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
+    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_SWITCHED,
+    FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
+    FAMILY_OLMOE = 1 << ARCH_OLMOE,
+    FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
+    FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM,
+    FAMILY_ALL = (1 << ARCH_COUNT) - 1
+};
+
+#endif

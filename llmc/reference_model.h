@@ -1,0 +1,369 @@
+/*
+reference_model.h -- a whole model of the operations in reference.h: its loss, and the gradients.
+*/
+#ifndef LLMC_REFERENCE_MODEL_H
+#define LLMC_REFERENCE_MODEL_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/model/model.h"
+#include "llmc/reference.h"
+
+// Parameters of the table in model.h. The struct points to the tensors of one layer.
+#define REF_MEMBER_(name, ...) Real* name;
+typedef struct {
+    MODEL_PARAMETERS(REF_MEMBER_)
+} RefParameters;
+
+// Sizes of a model, and the numbers in its formulas.
+typedef struct {
+    size_t B, T, N, C, NH, KV, HS, Q, QKV, F, V, Vp;
+    size_t G;     // columns before the activation for each one after it: 2 with gates
+    size_t E, Fs; // experts, or 0; hidden units of the shared expert
+    size_t A;     // columns of the hidden layers after the activation: F, of each expert
+    const Architecture* kinds;
+} RefSizes;
+
+static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
+    const Architecture* kinds = model_architecture(cfg.arch);
+    const size_t NH = (size_t)cfg.NH, KV = (size_t)model_key_heads(cfg), HS = (size_t)model_head_size(cfg),
+                 F = (size_t)model_hidden(cfg);
+    RefSizes s; // all members are set
+    s.B = B, s.T = T, s.N = B * T, s.C = (size_t)cfg.C;
+    s.NH = NH, s.KV = KV, s.HS = HS, s.Q = NH * HS, s.QKV = (NH + 2 * KV) * HS;
+    s.F = F, s.V = (size_t)cfg.V, s.Vp = (size_t)cfg.Vp;
+    s.G = (size_t)activation_gates(kinds->activation);
+    s.E = (size_t)cfg.E, s.Fs = (size_t)cfg.Fs;
+    s.A = (size_t)model_mlps(cfg) * F;
+    s.kinds = kinds;
+    return s;
+}
+
+static inline size_t ref_qk_rstd_(RefSizes s) {
+    const HeadsKind kind = s.kinds->heads;
+    return ref_normed_(kind, s.NH, s.HS).rows + ref_normed_(kind, s.KV, s.HS).rows;
+}
+
+// clang-format off
+// Activations: name, layers, columns for each of N = B*T tokens; without columns, the model does
+// not have it. The gradients of the activations are a second such set.
+#define REF_ACTIVATIONS(X)                                                                                    \
+    X(embedded,      1,     s.kinds->has_embedding_norm ? s.C : 0)  /* (B, T, C)   the embedding, if it has a norm */ \
+    X(embedded_rstd, 1,     s.kinds->has_embedding_norm)            /* (B, T)      */                         \
+    X(stream,        L + 1, s.C)   /* (B, T, C)   the residual stream that enters block l, after the last one too */ \
+    X(ln1,           L,     s.C)                                    /* (B, T, C)   */                         \
+    X(ln1_mean,      L,     norm_parts(s.kinds->norm).has_mean)    /* (B, T)      */                         \
+    X(ln1_rstd,      L,     1)                                      /* (B, T)      */                         \
+    X(qkv,           L,     s.QKV)                                  /* (B, T, QKV) */                         \
+    X(normed,        L,     s.QKV)                                  /* (B, T, QKV) after the norm of heads */ \
+    X(qk_rstd,       L,     ref_qk_rstd_(s))                        /* (B, T, NH + KV), or (B, T, 2) */       \
+    X(turned,        L,     s.QKV)                                  /* (B, T, QKV) after the rotation */      \
+    X(atty,          L,     s.Q)                                    /* (B, T, NH, HS)  what the heads see */  \
+    X(att_lse,       L,     s.NH)                                   /* (B, NH, T)  */                         \
+    X(attproj,       L,     s.C)                                    /* (B, T, C)   what attention adds to the stream */ \
+    X(residual2,     L,     s.C)                                    /* (B, T, C)   the stream after attention */ \
+    X(ln2,           L,     s.C)                                    /* (B, T, C)   */                         \
+    X(ln2_mean,      L,     norm_parts(s.kinds->norm).has_mean)    /* (B, T)      */                         \
+    X(ln2_rstd,      L,     1)                                      /* (B, T)      */                         \
+    X(router_logits, L,     s.E)                                    /* (B, T, E)   */                         \
+    X(expert_weights, L,    s.E)                                    /* (B, T, E)   */                         \
+    X(fch,           L,     s.G * s.A)                              /* (B, T, E, G, F)  the hidden layer of each MLP */ \
+    X(fch_act,       L,     s.A)                                    /* (B, T, E, F) */                        \
+    X(sfch,          L,     s.G * s.Fs)                             /* (B, T, G, Fs) of the shared expert */  \
+    X(sfch_act,      L,     s.Fs)                                   /* (B, T, Fs)  */                         \
+    X(shared,        L,     s.Fs > 0 ? s.C : 0)                     /* (B, T, C)   its output */              \
+    X(routed,        L,     s.Fs > 0 ? s.C : 0)                     /* (B, T, C)   the others' */             \
+    X(fcproj,        L,     s.C)                                    /* (B, T, C)   what the MLP adds to the stream */ \
+    X(lnf,           1,     s.C)                                    /* (B, T, C)   */                         \
+    X(lnf_mean,      1,     norm_parts(s.kinds->norm).has_mean)    /* (B, T)      */                         \
+    X(lnf_rstd,      1,     1)                                      /* (B, T)      */                         \
+    X(logits,        1,     s.Vp)                                   /* (B, T, Vp)  */                         \
+    X(logits_lse,    1,     1)                                      /* (B, T)      */                         \
+    X(losses,        1,     1)                                      /* (B, T)      */
+// clang-format on
+
+typedef struct {
+    REF_ACTIVATIONS(REF_MEMBER_)
+} RefActivations;
+#undef REF_MEMBER_
+
+typedef struct {
+    ModelConfig cfg;
+    RefSizes sizes;
+    Real eps, softcap, z_loss;            // of norms; of the classifier
+    Real router_balance, router_z;        // weights of the router's losses
+    const int* lengths;                   // (B) tokens of each row, the rest is padding; NULL: T
+    Real* frequency;                      // (HS / 2) of rotary positions, or NULL
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
+    size_t parameter_bytes, activation_bytes;
+    Real *params, *grads, *acts, *dacts;
+} RefModel;
+
+// Returns the tensors of layer l in `memory`, which is params or grads; tensors that all layers
+// share are the same for every l.
+static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int l) {
+    RefParameters p;
+    const TensorRow* row = m->rows;
+// for each row of the table: p.wte = its address, then the next row
+#define REF_TENSOR_(name, ...)                                                                               \
+    p.name = row->layers > 0 ? (Real*)tensor_at_layer(row, memory, l) : NULL;                                \
+    row++;
+    MODEL_PARAMETERS(REF_TENSOR_)
+#undef REF_TENSOR_
+    return p;
+}
+
+// Returns the tensors of layer l in acts or dacts.
+static inline RefActivations ref_activations_(const RefModel* m, Real* memory, int l) {
+    const RefSizes s = m->sizes;
+    const size_t L = (size_t)m->cfg.L;
+    RefActivations a;
+// for each activation: a.stream = its address at layer l; then `memory` moves past all its layers
+#define REF_TENSOR_(name, layers, cols)                                                                      \
+    a.name = (cols) > 0 ? memory + ((layers) == 1 ? 0 : (size_t)l * s.N * (size_t)(cols)) : NULL;            \
+    memory += (size_t)(layers)*s.N * (size_t)(cols);
+    REF_ACTIVATIONS(REF_TENSOR_)
+#undef REF_TENSOR_
+    return a;
+}
+
+static inline Real* ref_frequencies_(ModelConfig cfg) {
+    const size_t HS = (size_t)model_head_size(cfg);
+    if (model_architecture(cfg.arch)->positions == POSITIONS_LEARNED) {
+        return NULL;
+    }
+    Real* frequency = (Real*)check_alloc(HS / 2, sizeof(Real), "reference: frequencies");
+    ref_rope_frequencies(frequency, HS, (size_t)model_rope_dims(cfg), model_rope_base(cfg), cfg.scaling);
+    return frequency;
+}
+
+// Opens a model whose parameters are zero. The caller may change eps, the weights of losses, and
+// lengths.
+static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t T) {
+    const RefSizes s = ref_sizes(cfg, B, T);
+    const size_t L = (size_t)cfg.L;
+#define REF_COUNT_(name, layers, cols) +(size_t)(layers) * (size_t)(cols)
+    m->cfg = cfg;
+    m->sizes = s;
+    m->eps = model_norm_eps(cfg);
+    m->softcap = cfg.softcap;
+    m->z_loss = m->router_balance = m->router_z = 0;
+    m->lengths = NULL;
+    m->frequency = ref_frequencies_(cfg);
+    m->parameter_bytes = model_parameter_rows_of(m->rows, cfg, sizeof(Real));
+    m->activation_bytes = s.N * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
+    m->params = (Real*)check_alloc(m->parameter_bytes, 1, "reference: parameters");
+    m->grads = (Real*)check_alloc(m->parameter_bytes, 1, "reference: gradients");
+    m->acts = (Real*)check_alloc(m->activation_bytes, 1, "reference: activations");
+    m->dacts = (Real*)check_alloc(m->activation_bytes, 1, "reference: gradients of activations");
+#undef REF_COUNT_
+}
+
+static inline void ref_model_close(RefModel* m) {
+    free(m->dacts);
+    free(m->acts);
+    free(m->grads);
+    free(m->params);
+    free(m->frequency);
+}
+
+static inline RefRouter ref_router_of_(const RefModel* m, const RefParameters* p, const int* starts) {
+    const RefSizes s = m->sizes;
+    return (RefRouter){.kind = s.kinds->router,
+                       .B = s.B,
+                       .T = s.T,
+                       .E = s.E,
+                       .used = (size_t)m->cfg.E_used,
+                       .factor = model_router_factor(m->cfg),
+                       .balance = m->router_balance,
+                       .z_loss = m->router_z,
+                       .bias = p->routerb,
+                       .starts = starts,
+                       .lengths = m->lengths};
+}
+
+// Returns the number of tokens of a batch, without padding.
+static inline size_t ref_model_tokens_(const RefModel* m) {
+    size_t tokens = m->lengths ? 0 : m->sizes.N;
+    for (size_t b = 0; m->lengths && b < m->sizes.B; b++) {
+        tokens += (size_t)m->lengths[b];
+    }
+    return tokens;
+}
+
+// Computes the MLP of a block, or its experts: fcproj from ln2.
+static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
+    const ActivationKind kind = s.kinds->activation;
+    const RefRouter router = ref_router_of_(m, p, NULL);
+    ref_linear_forward(a->fch, a->ln2, p->fcw, p->fcb, (RefLinear){N, C, s.G * s.A});
+    ref_activation_forward(a->fch_act, a->fch, N * s.A / F, F, kind);
+    if (E == 0) {
+        ref_linear_forward(a->fcproj, a->fch_act, p->fcprojw, p->fcprojb, (RefLinear){N, F, C});
+        return;
+    }
+    ref_linear_forward(a->router_logits, a->ln2, p->routerw, NULL, (RefLinear){N, C, E});
+    ref_router_forward(a->expert_weights, a->router_logits, &router);
+    ref_experts_forward(Fs ? a->routed : a->fcproj,
+                        (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C});
+    if (Fs) { // the shared expert
+        ref_linear_forward(a->sfch, a->ln2, p->sfcw, NULL, (RefLinear){N, C, s.G * Fs});
+        ref_activation_forward(a->sfch_act, a->sfch, N, Fs, kind);
+        ref_linear_forward(a->shared, a->sfch_act, p->sfcprojw, NULL, (RefLinear){N, Fs, C});
+        ref_residual_forward(a->fcproj, a->routed, a->shared, N * C);
+    }
+}
+
+// Goes through the same steps backward.
+static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, const RefParameters* dp,
+                                     const RefActivations* a, const RefActivations* da, const int* starts) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
+    const ActivationKind kind = s.kinds->activation;
+    const RefRouter router = ref_router_of_(m, p, starts);
+    if (Fs) {
+        ref_residual_backward(da->routed, da->shared, da->fcproj, N * C);
+        ref_linear_backward(da->sfch_act, dp->sfcprojw, NULL, da->shared, a->sfch_act, p->sfcprojw,
+                            (RefLinear){N, Fs, C});
+        ref_activation_backward(da->sfch, da->sfch_act, a->sfch, N, Fs, kind);
+        ref_linear_backward(da->ln2, dp->sfcw, NULL, da->sfch, a->ln2, p->sfcw, (RefLinear){N, C, s.G * Fs});
+    }
+    if (E) {
+        ref_experts_backward(da->fch_act, da->expert_weights, dp->fcprojw, Fs ? da->routed : da->fcproj,
+                             (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C});
+        ref_router_backward(da->router_logits, da->expert_weights, a->router_logits, a->expert_weights,
+                            (Real)1 / ref_model_tokens_(m), &router);
+        ref_linear_backward(da->ln2, dp->routerw, NULL, da->router_logits, a->ln2, p->routerw,
+                            (RefLinear){N, C, E});
+    } else {
+        ref_linear_backward(da->fch_act, dp->fcprojw, dp->fcprojb, da->fcproj, a->fch_act, p->fcprojw,
+                            (RefLinear){N, F, C});
+    }
+    ref_activation_backward(da->fch, da->fch_act, a->fch, N * s.A / F, F, kind);
+    ref_linear_backward(da->ln2, dp->fcw, dp->fcb, da->fch, a->ln2, p->fcw, (RefLinear){N, C, s.G * s.A});
+}
+
+// Return the heads of layer l, and the norms of its queries and keys.
+static inline RefHeads ref_heads_(const RefModel* m, int l) {
+    const RefSizes s = m->sizes;
+    return (RefHeads){s.B, s.T, s.NH, s.KV, s.HS, (size_t)model_window(m->cfg, l)};
+}
+static inline RefHeadNorm ref_head_norm_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
+    return (RefHeadNorm){m->sizes.kinds->heads, p->qnormw, p->knormw, a->qk_rstd, m->eps};
+}
+
+// Returns a norm of the rows (N, C).
+static inline RefNorm ref_row_norm_(const RefModel* m, const Real* weight, const Real* bias, Real* mean,
+                                    Real* rstd) {
+    return (RefNorm){m->sizes.kinds->norm, weight, bias, mean, rstd, m->eps, m->sizes.N, m->sizes.C};
+}
+
+// Returns the norm of the embedding.
+static inline RefNorm ref_embedded_norm_(const RefModel* m, const RefActivations* a) {
+    return (RefNorm){NORM_RMS_ALONE, NULL, NULL, NULL, a->embedded_rstd, m->eps, m->sizes.N, m->sizes.C};
+}
+
+static inline RefClassifier ref_classifier_(const RefModel* m) {
+    return (RefClassifier){m->sizes.N, m->sizes.V, m->sizes.Vp, m->softcap, m->z_loss};
+}
+
+// Computes block l. With the residual stream x, and weights of its own in each product:
+//
+//     y = norm(x)                      y = norm(x)
+//     qkv = y W^T + b                  h = y W^T + b
+//     y = attention(turn(norm(qkv)))   y = activation(h)
+//     x = x + y W^T + b                x = x + y W^T + b, or a sum of experts
+static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C;
+    const RefHeads heads = ref_heads_(m, l);
+    const RefParameters p = ref_parameters_(m, m->params, l);
+    const RefActivations a = ref_activations_(m, m->acts, l), next = ref_activations_(m, m->acts, l + 1);
+    ref_norm_forward(a.ln1, a.stream, ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));
+    ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, (RefLinear){N, C, s.QKV});
+    ref_heads_norm_forward(a.normed, a.qkv, ref_head_norm_(m, &p, &a), heads);
+    ref_rope_forward(a.turned, a.normed, m->frequency, heads);
+    ref_attention_forward(a.atty, a.att_lse, a.turned, starts, heads);
+    ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, (RefLinear){N, s.Q, C});
+    ref_residual_forward(a.residual2, a.stream, a.attproj, N * C);
+    ref_norm_forward(a.ln2, a.residual2, ref_row_norm_(m, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd));
+    ref_mlp_forward_(m, &p, &a);
+    ref_residual_forward(next.stream, a.residual2, a.fcproj, N * C);
+}
+
+// Goes through the same steps backward; da, dp: gradients.
+static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C;
+    const RefHeads heads = ref_heads_(m, l);
+    const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
+    const RefActivations a = ref_activations_(m, m->acts, l);
+    const RefActivations da = ref_activations_(m, m->dacts, l), dnext = ref_activations_(m, m->dacts, l + 1);
+    ref_residual_backward(da.residual2, da.fcproj, dnext.stream, N * C);
+    ref_mlp_backward_(m, &p, &dp, &a, &da, starts);
+    ref_norm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2,
+                      ref_row_norm_(m, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd));
+    ref_residual_backward(da.stream, da.attproj, da.residual2, N * C);
+    ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw,
+                        (RefLinear){N, s.Q, C});
+    ref_attention_backward(da.turned, da.atty, a.turned, a.atty, a.att_lse, starts, heads);
+    ref_rope_backward(da.normed, da.turned, m->frequency, heads);
+    ref_heads_norm_backward(da.qkv, dp.qnormw, dp.knormw, da.normed, a.qkv, ref_head_norm_(m, &p, &a), heads);
+    ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, (RefLinear){N, C, s.QKV});
+    ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream,
+                      ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));
+}
+
+// Returns the loss: the mean over the targets, without the z-loss. tokens, targets, starts (B, T);
+// starts may be NULL.
+static inline Real ref_model_forward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
+    const RefSizes s = m->sizes;
+    const RefParameters p = ref_parameters_(m, m->params, 0);
+    const RefActivations first = ref_activations_(m, m->acts, 0), a = ref_activations_(m, m->acts, m->cfg.L);
+    Real* embedded = a.embedded ? a.embedded : first.stream;
+    ref_embedding_forward(embedded, tokens, p.wte, p.wpe, s.B, s.T, s.C);
+    if (a.embedded) {
+        ref_norm_forward(first.stream, a.embedded, ref_embedded_norm_(m, &a));
+    }
+    for (int l = 0; l < m->cfg.L; l++) {
+        ref_block_forward_(m, l, starts);
+    }
+    ref_norm_forward(a.lnf, a.stream, ref_row_norm_(m, p.lnfw, p.lnfb, a.lnf_mean, a.lnf_rstd));
+    ref_linear_forward(a.logits, a.lnf, p.head ? p.head : p.wte, NULL, (RefLinear){s.N, s.C, s.Vp});
+    ref_classifier_forward(a.losses, a.logits_lse, a.logits, targets, ref_classifier_(m));
+    Real sum = 0;
+    for (size_t n = 0; n < s.N; n++) {
+        sum += a.losses[n];
+    }
+    return sum / targets_count(targets, (int)s.N);
+}
+
+// Sets the gradients of the loss, and of the losses that are not printed, after the forward pass on
+// the same batch.
+static inline void ref_model_backward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
+    const RefSizes s = m->sizes;
+    const RefParameters p = ref_parameters_(m, m->params, 0), dp = ref_parameters_(m, m->grads, 0);
+    const RefActivations a = ref_activations_(m, m->acts, m->cfg.L),
+                         da = ref_activations_(m, m->dacts, m->cfg.L),
+                         dfirst = ref_activations_(m, m->dacts, 0);
+    const Real dloss = (Real)1 / targets_count(targets, (int)s.N);
+    memset(m->grads, 0, m->parameter_bytes);
+    memset(m->dacts, 0, m->activation_bytes);
+    ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, ref_classifier_(m));
+    ref_linear_backward(da.lnf, p.head ? dp.head : dp.wte, NULL, da.logits, a.lnf, p.head ? p.head : p.wte,
+                        (RefLinear){s.N, s.C, s.Vp});
+    ref_norm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream,
+                      ref_row_norm_(m, p.lnfw, p.lnfb, a.lnf_mean, a.lnf_rstd));
+    for (int l = m->cfg.L - 1; l >= 0; l--) {
+        ref_block_backward_(m, l, starts);
+    }
+    if (a.embedded) {
+        ref_norm_backward(da.embedded, NULL, NULL, dfirst.stream, a.embedded, ref_embedded_norm_(m, &a));
+    }
+    ref_embedding_backward(dp.wte, dp.wpe, a.embedded ? da.embedded : dfirst.stream, tokens, s.B, s.T, s.C);
+}
+
+#endif
