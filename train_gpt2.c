@@ -932,7 +932,7 @@ static Model* model_teacher(Model* model) { return model->teacher; }
 static uint64_t model_checksum(Model* model, ParameterBytes of) {
     const size_t bytes = of.count > 0 ? of.count : model->parameter_bytes;
     const void* begin = (const char*)model->params_memory + of.begin;
-    return checksum_words_cpu((const uint64_t*)begin, bytes / sizeof(uint64_t));
+    return checksum_words_cpu((const uint64_t*)begin, bytes / sizeof(uint64_t), of.number);
 }
 
 // -------------------------------------------------------------------------------------------------

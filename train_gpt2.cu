@@ -1380,7 +1380,7 @@ static uint64_t model_checksum(Model* model, ParameterBytes of) {
                  bytes = of.count > 0 ? of.count : all;
     zero_wait_for_parameters(&model->zero); // test_ranks.sh: one process gathers nothing
     checksum_words(&model->results.on_gpu->checksum, (const char*)model->params_memory + of.begin,
-                   bytes / sizeof(uint64_t), &model->gpu);
+                   bytes / sizeof(uint64_t), of.number, &model->gpu);
     return step_results_read(&model->results, 0)->checksum;
 }
 

@@ -373,7 +373,7 @@ static void run_compare_(Run* run, int color, const char* parameters, uint64_t c
 }
 
 static void run_add_checksum_(Run* run, uint64_t* sum, size_t begin, size_t count) {
-    const ParameterBytes of = {begin, count};
+    const ParameterBytes of = {begin, count, 0};
     if (count > 0) {
         *sum = checksum_word(*sum, count) + run->trainer->checksum(run->model, of);
     }
