@@ -18,6 +18,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/comm/comm.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/model/freeze.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/norm.h"
@@ -70,6 +71,7 @@ struct Model {
     Freeze whole_freeze;
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients
+    Map map;                                       // where each element is
     OptimizerState state;
     size_t parameter_bytes, gradient_bytes, activation_bytes;
 
@@ -198,6 +200,8 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
+    const MapOf map = settled_map(s, 1);
+    map_open(&model->map, &model->memory, &map, grid_rank(&s->ranks.grid));
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
     open_parameters(model, s);
     open_positions(model, s);
@@ -927,6 +931,8 @@ static void model_move(Model* model, GridGroup group, GroupMove move) {
     group_exchange_cpu(with, &move, 1);
 }
 
+static const Map* model_map(const Model* model) { return &model->map; }
+
 static Model* model_teacher(Model* model) { return model->teacher; }
 
 static uint64_t model_checksum(Model* model, ParameterBytes of) {
@@ -959,7 +965,7 @@ static const Trainer trainer = {
     .prefill = model_prefill,
     .decode = model_decode,
     .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded, model_gather,
-               model_move},
+               model_move, model_map},
     .teacher = model_teacher,
     .checksum = model_checksum,
 };

@@ -23,6 +23,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/ops/embedding.cuh"
 #include "llmc/gpu/forward_clock.cuh"
 #include "llmc/model/freeze.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/norm.cuh"
 #include "llmc/layers/attention_config.h"
@@ -126,6 +127,7 @@ struct Model {
     StepResults results;
     int sources;       // of a mixture, whose losses are in the results; else 0
     int* is_top;       // (N) of the targets of a task, on the GPU
+    Map map;           // where each element is
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
 
@@ -320,6 +322,8 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     set_sizes(model, s);
     model->memory = memory;
     model->comm = comm;
+    const MapOf map = settled_map(s, ZERO_LAYERS_IN_MEMORY);
+    map_open(&model->map, &model->memory, &map, grid_rank(&s->ranks.grid));
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
     open_parameters(model, s);
     open_positions(model, s);
@@ -1371,6 +1375,8 @@ static void model_move(Model* model, GridGroup group, GroupMove move) {
     transfer_move(&model->transfer, with, move);
 }
 
+static const Map* model_map(const Model* model) { return &model->map; }
+
 static Model* model_teacher(Model* model) { return model->teacher; }
 
 static uint64_t model_checksum(Model* model, ParameterBytes of) {
@@ -1422,6 +1428,7 @@ static Trainer trainer_open(void) {
     t.access.loaded = model_loaded;
     t.access.gather = model_gather;
     t.access.move = model_move;
+    t.access.map = model_map;
     t.teacher = model_teacher;
     t.checksum = model_checksum;
     t.save_extra = save_matmuls;

@@ -34,11 +34,10 @@ static inline ModelConfig random_model(Rand* random) {
     return cfg;
 }
 
-// Returns settings that pass the checks of grids.
-static inline MapOf random_of(Rand* random) {
+// Returns settings of a model that pass the checks of grids.
+static inline MapOf random_grid(Rand* random, ModelConfig cfg) {
     static const int tensors[] = {1, 1, 2, 4}, data[] = {1, 2, 3, 4, 6};
     static const char* const lists[] = {"", "", "wte", "*b", "blocks", "ln*", "attention,mlp"};
-    const ModelConfig cfg = random_model(random);
     MapOf of = map_of_model(cfg);
     const HeadsKind heads = model_architecture(cfg.arch)->heads;
     of.tensor = cfg.E > 0 || heads == HEADS_ROW_NORM ? 1 : one_of(random, tensors, 4);
@@ -64,6 +63,8 @@ static inline MapOf random_of(Rand* random) {
     of.ring_parameters = of.stage == 3 ? 2 : 0;
     return of;
 }
+
+static inline MapOf random_of(Rand* random) { return random_grid(random, random_model(random)); }
 
 static inline int ranks_of(const MapOf* of) { return of->tensor * of->data * of->pipeline; }
 
