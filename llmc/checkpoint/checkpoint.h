@@ -424,7 +424,8 @@ static void checkpoint_write_files_(Checkpoints* c, const char* directory, const
     if (number >= 0) {
         checkpoint_part_name(name, number, checkpoint_part_writers(&map->of));
         file_join(path, directory, name);
-        c->written[2 * c->model.most] = checkpoint_part_write(map, c->run.model.state, path, (const void* const*)c->slots);
+        c->written[2 * c->model.most] =
+            checkpoint_part_write(map, c->run.model.state, path, (const void* const*)c->slots);
     }
 }
 

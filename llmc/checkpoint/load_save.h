@@ -126,7 +126,8 @@ static void load_weights_(const ModelFiles* m, const char* path, HfWeights which
     PartGroups parts;
     void* room = load_room_(m);
     part_groups_open_to_set(&parts, m);
-    weights_open(&weights, more ? more_tokens_config(more, cfg) : cfg, path, which, seed, m->state->optimizer.mup);
+    weights_open(&weights, more ? more_tokens_config(more, cfg) : cfg, path, which, seed,
+                 m->state->optimizer.mup);
     for (int g = 0; g < model_groups(cfg); g++) {
         if (model_files_have(cfg, m->map->cfg.part, g)) {
             void* group = room ? room : m->access.get_group(m->model, g, NULL);

@@ -147,8 +147,8 @@ static size_t parts_entry_elements_(const OptimizerState* whole, const StateEntr
 // Returns matrix k of a tensor of the whole model, without places.
 static StateEntry parts_matrix_(const Matrices* of, int layer, size_t k) {
     const size_t count = of->rows * of->cols;
-    const StateEntry matrix = {
-        of->row, layer, of, {0, count, of->first * of->cols + k * count, count, 0}, NULL, {0}};
+    const StateEntry matrix = {of->row, layer, of, {0, count, of->first * of->cols + k * count, count, 0},
+                               NULL,    {0}};
     return matrix;
 }
 
@@ -272,9 +272,8 @@ void checkpoint_part_name(char name[64], int i, int writers) {
 // Returns true if a shard is the next one of the same piece.
 static int parts_follows_(const StateEntry* e, const StateEntry* before) {
     const MapPiece *a = &before->piece, *b = &e->piece;
-    return !e->of && before->tensor == e->tensor && before->layer == e->layer &&
-           a->logical == b->logical && a->run == b->run && a->stride == b->stride &&
-           a->first + a->count == b->first;
+    return !e->of && before->tensor == e->tensor && before->layer == e->layer && a->logical == b->logical &&
+           a->run == b->run && a->stride == b->stride && a->first + a->count == b->first;
 }
 
 // Writes the shards, neighbors merged, or the matrices as text. The caller frees it.
@@ -431,8 +430,8 @@ static int parts_parse_(StateEntry* e, const CheckpointParts* parts, const char*
     return sscanf(item + at, "%zu+%zu@%zu/%zu/%zu%n", &p->first, &p->count, &p->logical, &p->run, &p->stride,
                   &end) == 5 &&
            !item[at + end] &&
-           parts_is_piece_(p, model_rows_in_files(&m->whole[e->tensor], m->of.whole) *
-                                  m->whole[e->tensor].cols);
+           parts_is_piece_(p,
+                           model_rows_in_files(&m->whole[e->tensor], m->of.whole) * m->whole[e->tensor].cols);
 }
 
 // Adds an entry whose slots come next in its file.
@@ -453,8 +452,8 @@ static void parts_read_list_(CheckpointParts* parts, const SafeTensors* file, in
     CHECK(text, "%s: %s: missing", file->path, key);
     while (parts_item_(&text, item)) {
         StateEntry e = {0, 0, NULL, {0, 0, 0, 0, 0}, file, {0}};
-        CHECK(parts_parse_(&e, parts, item, is_matrix), "%s: %s: \"%s\", wanted elements of this model", file->path,
-              key, item);
+        CHECK(parts_parse_(&e, parts, item, is_matrix), "%s: %s: \"%s\", wanted elements of this model",
+              file->path, key, item);
         parts_add_next_(parts, e, at);
     }
 }
@@ -499,8 +498,8 @@ static void parts_add_old_matrices_(CheckpointParts* parts, const StateEntry* te
             StateEntry matrix = parts_matrix_(of, tensor->layer, (size_t)k);
             matrix.file = tensor->file;
             for (int slot = 0; slot < MAP_SLOTS; slot++) {
-                const int has = whole->slots[slot].shape > SLOT_MATRIX &&
-                                parts_entry_elements_(whole, &matrix, slot) > 0;
+                const int has =
+                    whole->slots[slot].shape > SLOT_MATRIX && parts_entry_elements_(whole, &matrix, slot) > 0;
                 matrix.at[slot] = has ? at[slot] + parts_in_tensor_(whole, slot, of, k) : MAP_NONE;
             }
             parts_add_(&parts->saved, matrix);

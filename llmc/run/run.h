@@ -240,7 +240,8 @@ void run_set_model(Run* run, Model* model) {
     const Settled* s = run->settled;
     const ModelAccess access = run->trainer->access;
     const ModelFiles files = {
-        model, access, access.map(model), access.state(model), s->saved_dtype, run->plan.in_place, &run->comm, 0};
+        model,      access, access.map(model), access.state(model), s->saved_dtype, run->plan.in_place,
+        &run->comm, 0};
     run->model = model;
     run->files = files;
 }

@@ -116,8 +116,8 @@ static void visit_matrix(const State* state, OwnedMatrix x) {
     for (int slot = 0; slot < MAP_SLOTS; slot++) {
         const SlotShape shape = m->of.shapes[slot];
         const size_t count = state_matrix_elements(&state->layout, slot, x.of),
-                     begin = shape == SLOT_ROWS   ? first
-                             : shape == SLOT_COLS ? 0
+                     begin = shape == SLOT_ROWS     ? first
+                             : shape == SLOT_COLS   ? 0
                              : shape <= SLOT_MATRIX ? first * x.of->cols
                                                     : (first << 32);
         for (size_t e = 0; e < count && !test_failures_; e++) {
@@ -174,7 +174,8 @@ static void save(Saved* saved, Optimizer optimizer, const MapOf* of) {
             EXPECT(i == saved->state.num_files && checkpoint_part_rank(of, i) == rank, "part %d", i);
             checkpoint_part_name(saved->names[i], i, checkpoint_part_writers(of));
             saved->files[saved->state.num_files++].name = saved->names[i];
-            checkpoint_part_write(&m, &state.layout, test_path(saved->names[i]), (const void* const*)state.slots);
+            checkpoint_part_write(&m, &state.layout, test_path(saved->names[i]),
+                                  (const void* const*)state.slots);
         }
         state_free(&state);
         memory_close(&memory);
