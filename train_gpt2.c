@@ -18,6 +18,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/comm/comm.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/model/freeze.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/norm.h"
@@ -860,12 +861,16 @@ static void model_move(Model* model, GridGroup group, GroupMove move) {
     group_exchange_cpu(with, &move, 1);
 }
 
+static const Map* model_map(const Model* model) { return &model->map; }
+
+static const OptimizerState* model_state(const Model* model) { return &model->state; }
+
 static Model* model_teacher(Model* model) { return model->teacher; }
 
 static uint64_t model_checksum(Model* model, ParameterBytes of) {
     const size_t bytes = of.count > 0 ? of.count : model->parameter_bytes;
     const void* begin = (const char*)model->params_memory + of.begin;
-    return checksum_words_cpu((const uint64_t*)begin, bytes / sizeof(uint64_t));
+    return checksum_words_cpu((const uint64_t*)begin, bytes / sizeof(uint64_t), of.number);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -890,7 +895,7 @@ static const Trainer trainer = {
     .prefill = model_prefill,
     .decode = model_decode,
     .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded, model_gather,
-               model_move},
+               model_move, model_map, model_state},
     .show_average = model_show_average,
     .hide_average = model_hide_average,
     .teacher = model_teacher,

@@ -22,6 +22,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/ops/embedding.cuh"
 #include "llmc/gpu/forward_clock.cuh"
 #include "llmc/model/freeze.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/norm.cuh"
 #include "llmc/layers/attention_config.h"
@@ -125,6 +126,7 @@ struct Model {
     StepResults results;
     int sources;       // of a mixture, whose losses are in the results; else 0
     int* is_top;       // (N) of the targets of a task, on the GPU
+    Map map;           // where each element is
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
 
@@ -321,6 +323,8 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     set_sizes(model, s);
     model->memory = memory;
     model->comm = comm;
+    const MapOf map = settled_map(s, ZERO_LAYERS_IN_MEMORY);
+    map_open(&model->map, &model->memory, MEMORY_HOST, &map, grid_rank(&s->ranks.grid));
     optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
     open_parameters(model, s);
     open_positions(model, s);
@@ -1285,6 +1289,10 @@ static void model_move(Model* model, GridGroup group, GroupMove move) {
     transfer_move(&model->transfer, with, move);
 }
 
+static const Map* model_map(const Model* model) { return &model->map; }
+
+static const OptimizerState* model_state(const Model* model) { return &model->state; }
+
 static Model* model_teacher(Model* model) { return model->teacher; }
 
 static uint64_t model_checksum(Model* model, ParameterBytes of) {
@@ -1294,7 +1302,7 @@ static uint64_t model_checksum(Model* model, ParameterBytes of) {
                  bytes = of.count > 0 ? of.count : all;
     zero_wait_for_parameters(&model->zero); // test_ranks.sh: one process gathers nothing
     checksum_words(&model->results.on_gpu->checksum, (const char*)model->params_memory + of.begin,
-                   bytes / sizeof(uint64_t), &model->gpu);
+                   bytes / sizeof(uint64_t), of.number, &model->gpu);
     return step_results_read(&model->results, 0)->checksum;
 }
 
@@ -1334,6 +1342,8 @@ static Trainer trainer_open(void) {
     t.access.loaded = model_loaded;
     t.access.gather = model_gather;
     t.access.move = model_move;
+    t.access.map = model_map;
+    t.access.state = model_state;
     t.show_average = model_show_average;
     t.hide_average = model_hide_average;
     t.teacher = model_teacher;

@@ -44,7 +44,6 @@ they are such a failure.
 #include "llmc/comm/comm.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -83,7 +82,7 @@ typedef struct {
 
 // Weights that a checkpoint has: the last ones, or their average.
 typedef struct {
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // layout as full arrays
+    WholeGroups whole; // layout
     SafeTensorsDtype dtype;
     void* groups; // those of this rank's files; NULL: not in this checkpoint
 } CheckpointWeights;
@@ -93,11 +92,10 @@ typedef struct {
     const Options* options;
     CheckpointRun run;
     CheckpointModel model;
-    CheckpointPart part; // this rank's part of the optimizer's state
-    void* copy;          // NULL before the first save, or if saves make no copy
+    void* copy; // NULL before the first save, or if saves make no copy
     // groups of parameters, in the copy or in the model itself, and of their average
     CheckpointWeights weights[2]; // by HfWeights
-    void* optimizer;              // part, in the copy or in the model itself
+    void* slots[MAP_SLOTS];       // of the optimizer's state, in the copy or in the model itself
     void* average;                // memory for groups of the average; NULL: the run has none
     size_t params_bytes, optimizer_bytes;
     // true: a save makes a copy; else the model must not change until the save has ended
@@ -141,12 +139,12 @@ static inline int checkpoints_copy(const Options* o) {
 
 // Returns the bytes of the copy that a save makes on this rank, for parameters of this type in
 // files of at most max_gb.
-size_t checkpoints_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype, double max_gb);
+size_t checkpoints_bytes(const MapOf* of, int rank, const OptimizerState* state, SafeTensorsDtype dtype,
+                         double max_gb);
 
 // Returns the bytes of memory for the average of the weights in each save, with those of a group
 // that is gathered; 0: the run has none.
-size_t checkpoints_average_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype,
-                                 double max_gb);
+size_t checkpoints_average_bytes(const MapOf* of, int rank, SafeTensorsDtype dtype, double max_gb);
 
 // The following functions are collective: all ranks call them in the same order.
 
@@ -192,10 +190,10 @@ void checkpoints_close(Checkpoints* c);
 // ---- writing ----
 
 // Divides the files among the ranks: each has consecutive ones.
-static void checkpoint_model_open_(CheckpointModel* m, const RankPart* part, SafeTensorsDtype dtype,
+static void checkpoint_model_open_(CheckpointModel* m, const MapOf* of, int rank, SafeTensorsDtype dtype,
                                    double max_gb) {
-    const ModelConfig cfg = part->whole;
-    const int size = grid_size(part->grid.shape), rank = grid_rank(&part->grid);
+    const ModelConfig cfg = of->whole;
+    const int size = of->tensor * of->data * of->pipeline;
     memset(m, 0, sizeof(*m));
     m->files = (HfModelFile*)check_alloc((size_t)model_groups(cfg), sizeof(HfModelFile), "files of a model");
     m->count = hf_model_files(m->files, cfg, dtype, 1e9 * max_gb);
@@ -211,27 +209,24 @@ static void checkpoint_model_open_(CheckpointModel* m, const RankPart* part, Saf
 static void checkpoint_model_close_(CheckpointModel* m) { free(m->files); }
 
 // Returns the rank that writes the file of a whole group.
-static Grid checkpoint_writer_of_(const Checkpoints* c, int g) {
+static int checkpoint_writer_of_(const Checkpoints* c, int g) {
     int file = 0;
     while (g >= c->model.files[file].end) {
         file++;
     }
-    return grid_of(c->run.model.part.grid.shape, file / c->model.most);
+    return file / c->model.most;
 }
 
 // Returns the bytes of this rank's groups.
-static size_t checkpoint_params_bytes_(const CheckpointModel* m, const RankPart* part,
-                                       SafeTensorsDtype dtype) {
-    const ZeroPlan plan = model_files_plan(part);
-    return (zero_group_begin(&plan, m->groups.end) - zero_group_begin(&plan, m->groups.first)) *
-           safetensors_dtype_bytes(dtype);
+static size_t checkpoint_params_bytes_(const CheckpointModel* m, const WholeGroups* whole) {
+    return whole_group_begin(whole, m->groups.end) - whole_group_begin(whole, m->groups.first);
 }
 
 // Returns group g of weights in the copy.
 static void* checkpoint_group_(const Checkpoints* c, HfWeights which, int g) {
     const CheckpointWeights* w = &c->weights[which];
-    return (char*)w->groups + (tensor_group_offset_bytes(w->rows, g) -
-                               tensor_group_offset_bytes(w->rows, c->model.groups.first));
+    return (char*)w->groups +
+           (whole_group_begin(&w->whole, g) - whole_group_begin(&w->whole, c->model.groups.first));
 }
 
 static int checkpoint_has_average_(Optimizer optimizer) { return optimizer.average.is_kept; }
@@ -280,10 +275,10 @@ static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
 }
 
 double checkpoints_disk_bytes(const Checkpoints* c) {
-    const ModelConfig cfg = c->run.model.part.whole;
-    const int has_average = checkpoint_has_average_(c->run.model.optimizer);
+    const ModelConfig cfg = c->run.model.map->of.whole;
+    const int has_average = checkpoint_has_average_(c->run.model.state->optimizer);
     return hf_model_bytes(cfg, c->run.model.dtype) + has_average * hf_model_bytes(cfg, SAFETENSORS_F32) +
-           checkpoint_optimizer_bytes(&c->part) + (1 << 20);
+           optimizer_saved_bytes(c->run.model.state->optimizer, cfg) + (1 << 20);
 }
 
 // Returns the free bytes of OUT's file system; INFINITY if unknown: then the write fails if it is
@@ -365,8 +360,8 @@ static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype d
 static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* error) {
     for (int g = c->model.groups.first; g < c->model.groups.end; g++) {
         for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-            const TensorRow* row = &c->weights[HF_LAST].rows[i];
-            const size_t count = model_rows_in_files(row, c->run.model.part.whole) * row->cols;
+            const TensorRow* row = &c->weights[HF_LAST].whole.rows[i];
+            const size_t count = model_rows_in_files(row, c->run.model.map->of.whole) * row->cols;
             const void* tensor = tensor_in_group(row, checkpoint_group_(c, HF_LAST, g));
             const size_t bad = tensor_is_in_group(row, g)
                                    ? checkpoint_find_infinite_(tensor, c->run.model.dtype, count)
@@ -375,7 +370,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
                 return error_set(
                     error, path,
                     "not saved: element %zu of %s, layer %d, is not finite: the run has diverged", bad,
-                    row->name, model_group_layer(c->run.model.part.whole, g));
+                    row->name, model_group_layer(c->run.model.map->of.whole, g));
             }
         }
     }
@@ -384,7 +379,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
 
 // Writes the small files except state.json; only rank 0 does.
 static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
-    const ModelConfig cfg = c->run.model.part.whole;
+    const ModelConfig cfg = c->run.model.map->of.whole;
     hf_config_write(directory, cfg, c->run.model.dtype, c->run.card, c->run.config);
     for (int which = HF_LAST; which <= HF_AVERAGE; which++) {
         if (c->model.count > 1 && c->weights[which].groups) {
@@ -410,15 +405,15 @@ static void checkpoint_write_weights_(Checkpoints* c, const char* directory, HfW
     for (int f = m->first; f < m->end && w->groups; f++) {
         hf_model_file_name(name, which, f, m->count);
         c->written[(int)which * m->most + f - m->first] =
-            hf_model_write(directory, name, m->files[f], c->run.model.part.whole, w->rows,
+            hf_model_write(directory, name, m->files[f], c->run.model.map->of.whole, w->whole.rows,
                            checkpoint_group_(c, which, m->files[f].first), w->dtype);
     }
 }
 
 // Writes the files of this rank. Errors name them by `checkpoint`.
 static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
-    const RankPart* part = &c->run.model.part;
-    const int number = checkpoint_part_number(part);
+    const Map* map = c->run.model.map;
+    const int number = checkpoint_part_number(&map->of, map->rank);
     char path[PATH_MAX], name[64], error[ERROR_BYTES];
     CHECK(checkpoint_is_finite_(c, checkpoint, error), "%s", error);
     if (c->run.model.comm->rank == 0) {
@@ -427,16 +422,17 @@ static void checkpoint_write_files_(Checkpoints* c, const char* directory, const
     checkpoint_write_weights_(c, directory, HF_LAST);
     checkpoint_write_weights_(c, directory, HF_AVERAGE);
     if (number >= 0) {
-        checkpoint_part_name(name, number, checkpoint_part_writers(part));
+        checkpoint_part_name(name, number, checkpoint_part_writers(&map->of));
         file_join(path, directory, name);
-        c->written[2 * c->model.most] = checkpoint_part_write(&c->part, path, c->optimizer);
+        c->written[2 * c->model.most] =
+            checkpoint_part_write(map, c->run.model.state, path, (const void* const*)c->slots);
     }
 }
 
 // Lists the files of weights and optimizer state; `written` has the checksums of each rank.
 static void checkpoint_list_written_(Checkpoints* c, const char* directory, const uint64_t* written) {
-    const RankPart* part = &c->run.model.part;
-    const int count = checkpoint_checksums_(c), writers = checkpoint_part_writers(part);
+    const MapOf* of = &c->run.model.map->of;
+    const int count = checkpoint_checksums_(c), writers = checkpoint_part_writers(of);
     char name[64];
     for (int which = HF_LAST; which <= HF_AVERAGE; which++) {
         for (int f = 0; f < c->model.count && (which == HF_LAST || c->has_average); f++) {
@@ -448,7 +444,7 @@ static void checkpoint_list_written_(Checkpoints* c, const char* directory, cons
     for (int i = 0; i < writers; i++) {
         checkpoint_part_name(name, i, writers);
         checkpoint_list_file_(&c->state, directory, name,
-                              written[checkpoint_part_rank(part, i) * count + count - 1]);
+                              written[checkpoint_part_rank(of, i) * count + count - 1]);
     }
 }
 
@@ -503,24 +499,29 @@ static void* checkpoint_work_(void* checkpoints) {
 // ---- saving during a run ----
 
 // Returns the bytes of this rank's groups in elements of a type, if files have those of `dtype`.
-static size_t checkpoint_groups_bytes_(const RankPart* part, SafeTensorsDtype dtype, double max_gb,
+static size_t checkpoint_groups_bytes_(const MapOf* of, int rank, SafeTensorsDtype dtype, double max_gb,
                                        SafeTensorsDtype elements) {
     CheckpointModel model;
-    checkpoint_model_open_(&model, part, dtype, max_gb);
-    const size_t bytes = checkpoint_params_bytes_(&model, part, elements);
+    const WholeGroups whole = whole_groups(of, safetensors_dtype_bytes(elements));
+    checkpoint_model_open_(&model, of, rank, dtype, max_gb);
+    const size_t bytes = checkpoint_params_bytes_(&model, &whole);
     checkpoint_model_close_(&model);
     return bytes;
 }
 
-size_t checkpoints_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype, double max_gb) {
-    return checkpoint_groups_bytes_(part, dtype, max_gb, dtype) + checkpoint_part_bytes(optimizer, part);
+size_t checkpoints_bytes(const MapOf* of, int rank, const OptimizerState* state, SafeTensorsDtype dtype,
+                         double max_gb) {
+    return checkpoint_groups_bytes_(of, rank, dtype, max_gb, dtype) + checkpoint_part_bytes(of, rank, state);
 }
 
-size_t checkpoints_average_bytes(const RankPart* part, Optimizer optimizer, SafeTensorsDtype dtype,
-                                 double max_gb) {
-    const size_t gathered = zero_largest_group(&part->zero) * sizeof(float); // model_get_average_
-    return checkpoint_has_average_(optimizer)
-               ? checkpoint_groups_bytes_(part, dtype, max_gb, SAFETENSORS_F32) + gathered
+size_t checkpoints_average_bytes(const MapOf* of, int rank, SafeTensorsDtype dtype, double max_gb) {
+    const size_t gathered = part_groups_largest(of, rank) * sizeof(float); // model_get_average_
+    unsigned slots = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        slots |= of->slots[i];
+    }
+    return slots >> STATE_AVERAGE & 1
+               ? checkpoint_groups_bytes_(of, rank, dtype, max_gb, SAFETENSORS_F32) + gathered
                : 0;
 }
 
@@ -542,18 +543,17 @@ static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
 
 // Returns true if this rank writes files of a checkpoint.
 static int checkpoint_has_files_(const Checkpoints* c) {
-    return c->model.first < c->model.end || checkpoint_part_number(&c->run.model.part) >= 0;
+    return c->model.first < c->model.end ||
+           checkpoint_part_number(&c->run.model.map->of, c->run.model.map->rank) >= 0;
 }
 
-// Sets `groups` and `optimizer` to the tensors of a model that has them in place.
+// Sets `groups` and `slots` to the tensors of a model that has them in place.
 static void checkpoint_point_to_model_(Checkpoints* c) {
     const ModelFiles* m = &c->run.model;
     c->weights[HF_LAST].groups = m->access.get_group(m->model, c->model.groups.first, NULL);
-    for (int i = STATE_SLOTS - 1; i >= 0; i--) {
-        const StateSlot* slot = &c->part.state.slots[i];
-        if (slot->name && slot->bytes > 0) {
-            c->optimizer = (char*)m->access.get_state(m->model, i, 0, NULL, slot->bytes) - slot->offset_bytes;
-        }
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        const size_t bytes = m->state->slots[slot].bytes;
+        c->slots[slot] = bytes > 0 ? m->access.get_state(m->model, slot, 0, NULL, bytes) : NULL;
     }
 }
 
@@ -565,7 +565,11 @@ static void checkpoint_open_copy_(Checkpoints* c) {
     }
     c->copy = check_alloc(bytes, 1, "copy to save");
     c->weights[HF_LAST].groups = c->copy;
-    c->optimizer = (char*)c->copy + c->params_bytes;
+    char* at = (char*)c->copy + c->params_bytes;
+    for (int slot = 0; slot < MAP_SLOTS && c->optimizer_bytes > 0; slot++) {
+        c->slots[slot] = at;
+        at += state_slot_room(&c->run.model.state->slots[slot]);
+    }
     if (c->run.memory.pin) {
         c->run.memory.pin(c->copy, bytes);
     }
@@ -582,18 +586,17 @@ static void checkpoint_close_copy_(Checkpoints* c) {
 static void checkpoint_copy_groups_(Checkpoints* c, const ModelFiles* m, HfWeights which) {
     PartGroups parts;
     part_groups_open_to_get(&parts, m);
-    for (int g = 0; g < model_groups(m->part.whole); g++) {
+    for (int g = 0; g < model_groups(m->map->of.whole); g++) {
         const int is_own = c->model.groups.first <= g && g < c->model.groups.end;
-        const Grid writer = checkpoint_writer_of_(c, g);
-        part_groups_get(&parts, g, &writer, is_own ? checkpoint_group_(c, which, g) : NULL);
+        part_groups_get(&parts, g, checkpoint_writer_of_(c, g),
+                        is_own ? checkpoint_group_(c, which, g) : NULL);
     }
     part_groups_close(&parts);
 }
 
 // Copies the average of the weights, which has a value after n > 0 updates.
 static void checkpoint_copy_average_(Checkpoints* c, int64_t n) {
-    ModelAverage average;
-    const ModelFiles files = model_files_of_average(&c->run.model, &average);
+    const ModelFiles files = model_files_of_average(&c->run.model);
     c->has_average = n > 0;
     c->weights[HF_AVERAGE].groups = c->has_average ? c->average : NULL;
     if (c->has_average) {
@@ -605,19 +608,17 @@ static void checkpoint_copy_average_(Checkpoints* c, int64_t n) {
 static void checkpoint_copy_(Checkpoints* c) {
     const ModelFiles* m = &c->run.model;
     checkpoint_copy_groups_(c, m, HF_LAST);
-    for (int i = 0; i < STATE_SLOTS && c->optimizer_bytes > 0; i++) {
-        const StateSlot* slot = &c->part.state.slots[i];
-        if (slot->name && slot->bytes > 0) {
-            m->access.get_state(m->model, i, 0, (char*)c->optimizer + slot->offset_bytes, slot->bytes);
+    for (int slot = 0; slot < MAP_SLOTS && c->optimizer_bytes > 0; slot++) {
+        const size_t bytes = m->state->slots[slot].bytes;
+        if (bytes > 0) {
+            m->access.get_state(m->model, slot, 0, c->slots[slot], bytes);
         }
     }
 }
 
 static void checkpoint_open_weights_(Checkpoints* c, HfWeights which, SafeTensorsDtype dtype) {
-    const RankPart* part = &c->run.model.part;
-    const ZeroPlan plan = model_files_plan(part);
     c->weights[which].dtype = dtype;
-    zero_parameter_rows(c->weights[which].rows, &plan, part->whole, safetensors_dtype_bytes(dtype));
+    c->weights[which].whole = whole_groups(&c->run.model.map->of, safetensors_dtype_bytes(dtype));
 }
 
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after) {
@@ -627,17 +628,16 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->options = options;
     c->run = run;
     c->saved_step = c->whole_step = -1;
-    const RankPart* part = &c->run.model.part;
+    const Map* map = run.model.map;
     checkpoint_open_weights_(c, HF_LAST, run.model.dtype);
     checkpoint_open_weights_(c, HF_AVERAGE, SAFETENSORS_F32);
-    checkpoint_part_open(&c->part, run.model.optimizer, part);
-    checkpoint_model_open_(&c->model, part, run.model.dtype, options->output.model_file_gb);
+    checkpoint_model_open_(&c->model, &map->of, map->rank, run.model.dtype, options->output.model_file_gb);
     c->written =
         (uint64_t*)check_alloc((size_t)checkpoint_checksums_(c), sizeof(uint64_t), "checksums of files");
-    c->params_bytes = checkpoint_params_bytes_(&c->model, part, run.model.dtype);
-    c->optimizer_bytes = checkpoint_part_bytes(run.model.optimizer, part);
-    if (checkpoint_has_average_(run.model.optimizer)) {
-        c->average = check_alloc(checkpoint_params_bytes_(&c->model, part, SAFETENSORS_F32) + 1, 1,
+    c->params_bytes = checkpoint_params_bytes_(&c->model, &c->weights[HF_LAST].whole);
+    c->optimizer_bytes = checkpoint_part_bytes(&map->of, map->rank, run.model.state);
+    if (checkpoint_has_average_(run.model.state->optimizer)) {
+        c->average = check_alloc(checkpoint_params_bytes_(&c->model, &c->weights[HF_AVERAGE].whole) + 1, 1,
                                  "the average of the weights to save");
     }
     c->copies = !model_files_in_place(&run.model) || checkpoints_copy(options);
@@ -646,7 +646,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->state.train_data = run.train->fingerprint;
     memcpy(c->state.val_sets, run.val_sets, sizeof(run.val_sets));
     c->state.num_val_sets = run.num_val_sets;
-    c->state.padded_vocab = part->whole.Vp;
+    c->state.padded_vocab = map->of.whole.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
     c->lock = lock;
     if (checkpoint_has_files_(c)) {
@@ -784,7 +784,6 @@ void checkpoints_close(Checkpoints* c) {
     free(c->written);
     free(c->average);
     checkpoint_close_copy_(c);
-    checkpoint_part_close(&c->part);
     checkpoint_model_close_(&c->model);
     free(c->state.files);
     free(c->state.mixture.source);

@@ -18,7 +18,6 @@ a rank has (model_files.h).
 #include "llmc/formats/safetensors.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/parallel/zero.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/run_tokens.h"
 
@@ -35,7 +34,7 @@ void load_model(const ModelFiles* m, const char* path, HfWeights which, uint64_t
 
 // Returns the bytes that loading needs for a while, unless the weights are in place: a group in
 // fp32.
-size_t load_bytes(const RankPart* part);
+size_t load_bytes(const MapOf* of);
 
 // Sets the weights and the optimizer's state from the checkpoint in the directory `path`. `saved`
 // is its state.
@@ -59,45 +58,46 @@ void export_model(const ModelFiles* m, const Options* options, const RunData* da
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "llmc/ops/checksum.h"
 
-size_t load_bytes(const RankPart* part) {
-    const ZeroPlan plan = model_files_plan(part);
-    return zero_largest_group(&plan) * sizeof(float);
+size_t load_bytes(const MapOf* of) {
+    const WholeGroups whole = whole_groups(of, sizeof(float));
+    return whole_groups_largest(&whole);
 }
 
 // Returns memory for any whole group; NULL: groups are in place.
 static void* load_room_(const ModelFiles* m) {
-    return model_files_in_place(m) ? NULL : check_alloc(load_bytes(&m->part), 1, "a group of parameters");
+    return model_files_in_place(m) ? NULL : check_alloc(load_bytes(&m->map->of), 1, "a group of parameters");
 }
 
-// Reads this rank's shard of a whole group.
-static void load_shard_(const ModelFiles* m, FirstWeights* weights, const TensorRow* rows, int g,
-                        float* group) {
-    const ZeroPlan* zero = &m->part.zero;
-    for (int part = 0; part < ZERO_PARTS; part++) {
-        const ZeroPiece piece = zero_piece(zero, g, (ZeroPart)part);
-        const size_t first = piece.full - zero_group_begin(zero, g);
-        if (piece.count > 0) {
-            weights_read_part(weights, rows, g, first, first + piece.count, group);
+// Reads this rank's shards of a whole group.
+static void load_shards_(const ModelFiles* m, FirstWeights* weights, const TensorRow* rows, int g,
+                         float* group) {
+    const Map* map = m->map;
+    const MapBuckets buckets = map_buckets(map, g == 0 ? -1 : model_group_layer(map->cfg, g));
+    size_t begin = 0;
+    for (int b = buckets.first; b < buckets.end; b++) {
+        const MapSpan owned = map->buckets[b].in[MAP_OWNED];
+        if (owned.count > 0) {
+            weights_read_part(weights, rows, g, begin + owned.from, begin + owned.from + owned.count, group);
         }
+        begin += map->buckets[b].elements;
     }
 }
 
-// Reads whole group g: only this rank's shard of it, unless this rank has all of it, takes parts
+// Reads whole group g: only this rank's shards of it, unless this rank has all of it, takes a part
 // of it, or must compute rows of further tokens.
 static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTokens* more,
-                        const TensorRow* rows, int g, float* group) {
-    const ZeroPlan plan = model_files_plan(&m->part);
+                        const WholeGroups* whole, int g, float* group) {
     const int in_place = model_files_in_place(m);
     if (!in_place) { // including the gaps between tensors
-        memset(group, 0, zero_group_elements(&plan, g) * sizeof(float));
+        memset(group, 0, whole_group_bytes(whole, g));
     }
-    if (in_place || more || !rank_part_is_whole(&m->part)) {
-        weights_read(weights, rows, g, group);
+    if (in_place || more || !map_is_plain(&m->map->of)) {
+        weights_read(weights, whole->rows, g, group);
     } else {
-        load_shard_(m, weights, rows, g, group);
+        load_shards_(m, weights, whole->rows, g, group);
     }
     if (more) {
-        more_tokens_set(more, rows, g, group);
+        more_tokens_set(more, whole->rows, g, group);
     }
 }
 
@@ -121,18 +121,19 @@ static uint64_t load_checksum_(const TensorRow* rows, ModelConfig cfg, int g, co
 
 static void load_weights_(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed,
                           const MoreTokens* more, uint64_t* checksum) {
-    const ModelConfig cfg = m->part.whole;
+    const ModelConfig cfg = m->map->of.whole;
     FirstWeights weights;
     PartGroups parts;
     void* room = load_room_(m);
     part_groups_open_to_set(&parts, m);
-    weights_open(&weights, more ? more_tokens_config(more, cfg) : cfg, path, which, seed, m->optimizer.mup);
+    weights_open(&weights, more ? more_tokens_config(more, cfg) : cfg, path, which, seed,
+                 m->state->optimizer.mup);
     for (int g = 0; g < model_groups(cfg); g++) {
-        if (model_files_have(cfg, m->part.own.part, g)) {
+        if (model_files_have(cfg, m->map->cfg.part, g)) {
             void* group = room ? room : m->access.get_group(m->model, g, NULL);
-            load_group_(m, &weights, more, parts.whole_rows, g, (float*)group);
+            load_group_(m, &weights, more, &parts.whole, g, (float*)group);
             if (checksum) {
-                *checksum += load_checksum_(parts.whole_rows, cfg, g, (const float*)group);
+                *checksum += load_checksum_(parts.whole.rows, cfg, g, (const float*)group);
             }
             part_groups_set(&parts, g, group);
         }
@@ -152,35 +153,43 @@ void load_model(const ModelFiles* m, const char* path, HfWeights which, uint64_t
     m->access.loaded(m->model, NULL);
 }
 
-// Returns memory for the largest group of a slot, which may have more elements than its parameters.
-static void* load_state_room_(const ModelFiles* m, const OptimizerState* state) {
-    size_t most = 1;
-    for (int i = 0; i < STATE_SLOTS; i++) {
-        const StateSlot* slot = &state->slots[i];
-        for (int g = 0; g < m->part.zero.groups && slot->name; g++) {
-            const size_t bytes = state_group_elements(state, i, g) * slot->element_bytes;
-            most = bytes > most ? bytes : most;
+// Sets a slot of this rank's state to zeros.
+static void load_zeros_(const ModelFiles* m, int slot) {
+    static const char zeros[1 << 16];
+    const size_t bytes = m->state->slots[slot].bytes;
+    for (size_t at = 0; at < bytes; at += sizeof(zeros)) {
+        const size_t some = bytes - at < sizeof(zeros) ? bytes - at : sizeof(zeros);
+        if (m->in_place) {
+            memset(m->access.get_state(m->model, slot, at, NULL, some), 0, some);
+        } else {
+            m->access.set_state(m->model, slot, at, zeros, some);
         }
     }
-    return check_alloc(most, 1, "a group of the optimizer's state");
+}
+
+// Reads a slot of what a rank has of a tensor.
+static void load_entry_(const ModelFiles* m, const CheckpointParts* parts, const StateEntry* own, int slot) {
+    const size_t element = state_slot_of(slot).element_bytes, at = own->at[slot] * element,
+                 bytes = checkpoint_parts_count(parts, own, slot) * element;
+    if (bytes > 0) {
+        void* values = m->in_place ? m->access.get_state(m->model, slot, at, NULL, bytes)
+                                   : check_alloc(bytes, 1, "the optimizer's state of a tensor");
+        checkpoint_parts_read(parts, own, slot, values);
+        m->access.set_state(m->model, slot, at, values, bytes);
+        free(m->in_place ? NULL : values);
+    }
 }
 
 static void load_state_(const ModelFiles* m, const char* path, const SavedState* saved) {
     CheckpointParts parts;
-    checkpoint_parts_open(&parts, saved, path, m->optimizer, &m->part);
-    void* room = m->in_place ? NULL : load_state_room_(m, &parts.own.state);
-    for (int i = 0; i < STATE_SLOTS; i++) {
-        const StateSlot* slot = &parts.own.state.slots[i];
-        for (int g = 0; g < m->part.zero.groups && slot->name; g++) {
-            const size_t at = state_group_begin(&parts.own.state, i, g) * slot->element_bytes,
-                         bytes = state_group_elements(&parts.own.state, i, g) * slot->element_bytes;
-            void* group = m->in_place ? m->access.get_state(m->model, i, at, NULL, bytes) : room;
-            checkpoint_parts_read(&parts, i, g, group);
-            m->access.set_state(m->model, i, at, group, bytes);
+    checkpoint_parts_open(&parts, saved, path, m->state, m->map);
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        load_zeros_(m, slot);
+        for (size_t i = 0; i < parts.own.count; i++) {
+            load_entry_(m, &parts, &parts.own.all[i], slot);
         }
     }
     checkpoint_parts_close(&parts);
-    free(room);
 }
 
 void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* saved) {
@@ -191,25 +200,23 @@ void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* sa
 
 void export_model(const ModelFiles* m, const Options* options, const RunData* data) {
     const int is_writer = m->comm->rank == 0;
-    const ZeroPlan plan = model_files_plan(&m->part);
-    const Grid writer = grid_of(m->part.grid.shape, 0);
-    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const WholeGroups whole = whole_groups(&m->map->of, sizeof(float));
+    const ModelConfig cfg = m->map->of.whole;
     ModelExport files;
     PartGroups parts;
     if (!options_exports(options)) {
         return;
     }
     void* room = is_writer ? load_room_(m) : NULL;
-    zero_parameter_rows(rows, &plan, m->part.whole, sizeof(float));
     if (is_writer) {
-        export_open(&files, m->part.whole, options, data);
+        export_open(&files, cfg, options, data);
     }
     part_groups_open_to_get(&parts, m);
-    for (int g = 0; g < plan.groups; g++) {
-        void* group = part_groups_get(&parts, g, &writer, room);
+    for (int g = 0; g < model_groups(cfg); g++) {
+        void* group = part_groups_get(&parts, g, 0, room);
         if (is_writer) {
-            safetensors_widen(group, m->dtype, zero_group_elements(&plan, g));
-            export_group(&files, rows, g, group);
+            safetensors_widen(group, m->dtype, whole_group_bytes(&whole, g) / sizeof(float));
+            export_group(&files, whole.rows, g, group);
         }
     }
     part_groups_close(&parts);

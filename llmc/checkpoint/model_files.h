@@ -2,20 +2,20 @@
 model_files.h -- a model as its files need it: whole groups of parameters (model.h) on the host, one
 at a time.
 
-The trainer has functions that get and set the groups of its model. On the host, a group is alone in
-memory, laid out like the groups of full arrays (zero_parameter_rows). If the model's own memory has
+The trainer has functions that get and set the groups of its model. On the host, a group of a rank's
+part is alone in memory: its buckets (map.h), one after the other. If the model's own memory has
 this layout, it is read and written in place; else memory for one group is allocated.
 
-A rank that has only a part of the model (rank_part.h) takes its parts from whole groups, and whole
-groups are put together again in the rank that writes them:
+A rank that has only a part of the model takes its shards from whole groups, and whole groups are
+put together again in the rank that writes them. Each bucket that has something of a group moves
+there, and the map of the rank that it comes from says where its elements go:
 
-    data group      the parts of a group of a rank's own part, as of a whole model (get_group)
-    tensor group    parts of matrices, sent to the rank that writes
-    expert group    experts, likewise
-    pipeline        a stage has its layers; group 0 comes from the first and the last stage
+    data group                     parts of a bucket, gathered (get_group)
+    tensor group, expert group     from ranks with other parts, to the one with the writer's place
+    pipeline                       from there to the writer
 
-Tensors that are not cut lie in group 0 of a part, for all of its layers, so that group stays in
-memory until all whole groups are done.
+If ranks divide experts, group 0 of a part has the dense tensors of all its layers, so that group
+stays in memory until all whole groups are done.
 */
 #ifndef LLMC_MODEL_FILES_H
 #define LLMC_MODEL_FILES_H
@@ -25,11 +25,10 @@ memory until all whole groups are done.
 #include "llmc/comm/comm.h"
 #include "llmc/comm/group.h"
 #include "llmc/formats/safetensors.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/grid.h"
-#include "llmc/parallel/rank_part.h"
-#include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,51 +54,81 @@ typedef struct {
     // Sends host memory to a rank of the tensor group, the expert group or the pipeline, or
     // receives it.
     void (*move)(Model* model, GridGroup group, GroupMove move);
+    // Return where the elements are that this rank has, and its optimizer's state.
+    const Map* (*map)(const Model* model);
+    const OptimizerState* (*state)(const Model* model);
 } ModelAccess;
-
-// The average of a model's weights, as needed to write its files.
-typedef struct {
-    OptimizerState state;   // layout of this rank's
-    SafeTensorsDtype dtype; // type of weights without an average
-} ModelAverage;
 
 // A model, as needed to read and write its files.
 typedef struct {
     Model* model;
     ModelAccess access;
-    RankPart part; // of the model, in this rank
-    Optimizer optimizer;
+    const Map* map;
+    const OptimizerState* state;
     SafeTensorsDtype dtype; // type of the weights as they are saved
     int in_place;           // true: weights and state are on the host in the layout of files
     Comm* comm;
-    const ModelAverage* average; // weights are got as their average, in fp32; NULL: as they are
+    int is_average; // true: weights are got as their average, in fp32
 } ModelFiles;
 
-// Returns the files of the average of a model's weights, which refer to `average`. Sets all of it
-// but the step.
-ModelFiles model_files_of_average(const ModelFiles* m, ModelAverage* average);
+// Returns the type of the elements of whole groups.
+static inline SafeTensorsDtype model_files_dtype(const ModelFiles* m) {
+    return m->is_average ? SAFETENSORS_F32 : m->dtype;
+}
 
-// Returns how whole groups lie on the host.
-ZeroPlan model_files_plan(const RankPart* part);
+// Returns the files of the average of a model's weights.
+static inline ModelFiles model_files_of_average(const ModelFiles* m) {
+    ModelFiles files = *m;
+    files.in_place = 0;
+    files.is_average = 1;
+    return files;
+}
 
 // True if whole groups are in the model's own memory.
 static inline int model_files_in_place(const ModelFiles* m) {
-    return m->in_place && rank_part_is_whole(&m->part);
+    return m->in_place && map_is_plain(&m->map->of);
 }
 
 // True if a part of a model has tensors of a whole group.
 int model_files_have(ModelConfig whole, ModelPart which, int g);
 
+// Layout of whole groups on the host. Each is alone in memory; offsets are those of all groups in a
+// row.
+typedef struct {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    size_t once, block; // bytes of group 0, and of each other one
+} WholeGroups;
+
+WholeGroups whole_groups(const MapOf* of, size_t element_bytes);
+
+static inline size_t whole_group_bytes(const WholeGroups* w, int g) { return g == 0 ? w->once : w->block; }
+
+// Returns the begin of group g among all; with their number the end.
+static inline size_t whole_group_begin(const WholeGroups* w, int g) {
+    return g == 0 ? 0 : w->once + (size_t)(g - 1) * w->block;
+}
+
+static inline size_t whole_groups_largest(const WholeGroups* w) {
+    return w->once > w->block ? w->once : w->block;
+}
+
+// Returns the elements of the largest group of a rank's part.
+size_t part_groups_largest(const MapOf* of, int rank);
+
 // Groups of a rank's part on their way from and to whole groups. If the model has the whole groups,
 // it has nothing to do.
 typedef struct {
     const ModelFiles* files;
+    MapOf of; // as if each data rank wrote
+    WholeGroups whole;
     size_t element_bytes;
-    TensorRow whole_rows[MODEL_PARAMETER_ROWS], rows[MODEL_PARAMETER_ROWS];
     // memory for group 0 of the part, and for one more group; NULL: they are in place
     void *once, *block;
-    void *mail, *whole_mail; // memory for a group of another rank, and of another stage
-    ModelPart* stages;       // parts of the stages; NULL: one stage
+    // where the groups are that have been gathered: group 0, and `group` of the others; 0: none
+    const void *gathered_once, *gathered;
+    int has_once, group;
+    void* mail; // memory for a bucket of another rank
+    size_t mail_bytes;
 } PartGroups;
 
 // ---- setting a model, in fp32 ----
@@ -118,7 +147,7 @@ void part_groups_open_to_get(PartGroups* p, const ModelFiles* files);
 
 // Puts a whole group together in memory of one rank, `writer`; `group` is NULL in all others, and
 // for tensors in place: then it returns their address.
-void* part_groups_get(PartGroups* p, int g, const Grid* writer, void* group);
+void* part_groups_get(PartGroups* p, int g, int writer, void* group);
 
 void part_groups_close(PartGroups* p);
 
@@ -132,82 +161,59 @@ void part_groups_close(PartGroups* p);
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/model/part.h"
-
-ZeroPlan model_files_plan(const RankPart* part) {
-    return rank_part_is_whole(part) ? part->zero : zero_plan(part->whole, 0, 0, 1);
-}
-
-// Returns the whole group that a block of a part belongs to.
-static int part_groups_whole_(const RankPart* part, int g) {
-    return model_group(part->whole, part->own.part.first_layer + model_group_layer(part->own, g));
-}
 
 int model_files_have(ModelConfig whole, ModelPart which, int g) {
     const int l = model_group_layer(whole, g), first = which.first_layer, end = first + which.layers;
     return which.of_layers == 0 || (g > 0 ? first <= l && l < end : first == 0 || end == which.of_layers);
 }
 
-// ---- the average of the weights ----
-
-ModelFiles model_files_of_average(const ModelFiles* m, ModelAverage* average) {
-    ModelFiles files = *m;
-    average->dtype = m->dtype;
-    optimizer_state_open(&average->state, m->optimizer, &m->part.zero, m->part.own);
-    files.dtype = SAFETENSORS_F32;
-    files.in_place = 0;
-    files.average = average;
-    return files;
+// Returns the layout of a model whose groups are cut into `shards`.
+static WholeGroups groups_of_(ModelConfig cfg, size_t element_bytes, int shards, unsigned frozen) {
+    WholeGroups w;
+    const size_t all = model_sharded_rows_of(w.rows, cfg, element_bytes, shards, frozen);
+    w.once = tensor_group_offset_bytes(w.rows, 1);
+    w.block = (all - w.once) / (size_t)(model_groups(cfg) - 1);
+    return w;
 }
 
-// Gathers the averages of group g in `room`, where those of the group are zero.
-static void model_gather_average_(const ModelFiles* m, int g, float* room) {
-    const OptimizerState* state = &m->average->state;
-    float* piece =
-        room + (zero_piece(&m->part.zero, g, ZERO_TRAINED).full - zero_group_begin(&m->part.zero, g));
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const StateAverage of = state_average(state, g, i);
-        if (of.count > 0) {
-            m->access.get_state(m->model, STATE_AVERAGE, of.at * sizeof(float), piece + of.begin,
-                                of.count * sizeof(float));
-        }
+WholeGroups whole_groups(const MapOf* of, size_t element_bytes) {
+    // a rank with all of the model has the padding and the frozen parts of its own groups
+    const int is_own = map_is_plain(of) && of->trains;
+    return groups_of_(of->whole, element_bytes, is_own ? of->data : 1,
+                      is_own && of->stage < 3 ? of->freeze.rows : 0);
+}
+
+size_t part_groups_largest(const MapOf* of, int rank) {
+    const ModelConfig cfg = map_part(of, rank);
+    const Freeze freeze = freeze_of_part(&of->freeze, cfg);
+    const WholeGroups own = groups_of_(cfg, 1, of->data, of->stage < 3 ? freeze.rows : 0);
+    return whole_groups_largest(&own);
+}
+
+// ---- groups of the part ----
+
+static MapBuckets part_buckets_(const Map* m, int g) {
+    return map_buckets(m, g == 0 ? -1 : model_group_layer(m->cfg, g));
+}
+
+// Returns the begin of a bucket in its group; with the end of the group's buckets, its elements.
+static size_t part_bucket_begin_(const Map* m, int g, int bucket) {
+    size_t begin = 0;
+    for (int b = part_buckets_(m, g).first; b < bucket; b++) {
+        begin += m->buckets[b].elements;
     }
-    m->access.gather(m->model, g, room);
+    return begin;
 }
 
-// Copies the average of group g in fp32, and the weights that have none, as get_group does.
-static void* model_get_average_(const ModelFiles* m, int g, void* group) {
-    const OptimizerState* state = &m->average->state;
-    const size_t elements = zero_group_elements(&m->part.zero, g);
-    float* room = (float*)check_alloc(elements, sizeof(float), "the average of a group of parameters");
-    m->access.get_group(m->model, g, group);
-    model_gather_average_(m, g, room);
-    if (group) {
-        safetensors_widen(group, m->average->dtype, elements);
-    }
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && group && zero_has_gradient(&m->part.zero, g); i++) {
-        if (state_slot_has(state, STATE_AVERAGE, i) && tensor_is_in_group(&state->rows[i], g)) {
-            const size_t begin = tensor_offset_in_group(&state->rows[i]);
-            memcpy((float*)group + begin, room + begin,
-                   tensor_room_in_group(&state->rows[i]) * sizeof(float));
-        }
-    }
-    free(room);
-    return group;
+static size_t part_group_elements_(const Map* m, int g) {
+    return part_bucket_begin_(m, g, part_buckets_(m, g).end);
 }
-
-// Gets group g of the part's own, as access.get_group does.
-static void* model_get_group_(const ModelFiles* m, int g, void* group) {
-    return m->average ? model_get_average_(m, g, group) : m->access.get_group(m->model, g, group);
-}
-
-// ---- the part's own groups ----
-
-static int part_groups_are_parts_(const PartGroups* p) { return !rank_part_is_whole(&p->files->part); }
 
 static size_t part_group_bytes_(const PartGroups* p, int g) {
-    return array_bytes(zero_group_elements(&p->files->part.zero, g), p->element_bytes);
+    return array_bytes(part_group_elements_(p->files->map, g), p->element_bytes);
 }
+
+static int part_is_plain_(const PartGroups* p) { return map_is_plain(&p->files->map->of); }
 
 static void* part_groups_room_(const PartGroups* p, int g) {
     void* room = check_alloc(part_group_bytes_(p, g), 1, "a group of parameters");
@@ -215,30 +221,38 @@ static void* part_groups_room_(const PartGroups* p, int g) {
 }
 
 static void part_groups_open_(PartGroups* p, const ModelFiles* files, size_t element_bytes) {
-    const RankPart* part = &files->part;
-    const ZeroPlan whole = model_files_plan(part);
-    memset(p, 0, sizeof(*p));
+    memset((void*)p, 0, sizeof(*p));
     p->files = files;
+    p->of = files->map->of;
+    p->of.stage = p->of.stage == 0 ? 1 : p->of.stage;
     p->element_bytes = element_bytes;
-    zero_parameter_rows(p->whole_rows, &whole, part->whole, element_bytes);
-    zero_parameter_rows(p->rows, &part->zero, part->own, element_bytes);
-    if (part_groups_are_parts_(p) && !files->in_place) {
+    p->whole = whole_groups(&p->of, element_bytes);
+    if (!part_is_plain_(p) && !files->in_place) {
         p->once = part_groups_room_(p, 0);
         p->block = part_groups_room_(p, 1);
     }
 }
 
-// Returns where group g of the part is, or goes.
-static void* part_groups_memory_(const PartGroups* p, int g) {
-    const ModelFiles* m = p->files;
-    return m->in_place ? m->access.get_group(m->model, g, NULL) : g == 0 ? p->once : p->block;
+// Returns the whole group of a shard of a part whose first layer is `first_layer`.
+static int part_whole_group_(const PartGroups* p, const Shard* s, int first_layer) {
+    return tensor_group(&p->whole.rows[s->tensor], s->layer < 0 ? 0 : first_layer + s->layer);
 }
 
-// Copies what group g of a part, which may be another rank's, has in common with a whole group.
-static void part_groups_copy_(const PartGroups* p, PartCopy direction, ModelPart which, int g, void* memory,
-                              int whole_g, void* whole) {
-    const PartGroup part = {p->rows, g, memory}, group = {p->whole_rows, whole_g, whole};
-    part_copy_group(direction, part, which, group, p->files->part.whole);
+typedef enum { PART_FROM_WHOLE_, PART_TO_WHOLE_ } PartDirection_;
+
+// Copies a shard between its bucket and a whole group: takes it from there, or puts it there.
+static void part_copy_(const PartGroups* p, PartDirection_ direction, const Shard* s, void* bucket,
+                       void* group) {
+    const TensorRow* row = &p->whole.rows[s->tensor];
+    const size_t bytes = p->element_bytes, all = tensor_layer_elements(row);
+    const MapPiece whole = {0, all, 0, all, 0};
+    MapMeet meet = {0, 0, 0};
+    while (map_meet(&s->piece, &whole, &meet)) {
+        char *a = (char*)bucket + (s->offset + meet.in_a) * bytes,
+             *b = (char*)tensor_in_group(row, group) + meet.in_b * bytes;
+        memcpy(direction == PART_FROM_WHOLE_ ? a : b, direction == PART_FROM_WHOLE_ ? b : a,
+               meet.count * bytes);
+    }
 }
 
 // ---- setting ----
@@ -247,183 +261,221 @@ void part_groups_open_to_set(PartGroups* p, const ModelFiles* files) {
     part_groups_open_(p, files, sizeof(float));
 }
 
+// Returns where group g of the part goes.
+static void* part_groups_memory_(const PartGroups* p, int g) {
+    const ModelFiles* m = p->files;
+    return m->in_place ? m->access.get_group(m->model, g, NULL) : g == 0 ? p->once : p->block;
+}
+
+// Sets what group g of the part has of a whole group; returns 1 if it has anything.
+static int part_groups_take_(PartGroups* p, int g, int whole_g, void* whole) {
+    const Map* m = p->files->map;
+    const MapBuckets buckets = part_buckets_(m, g);
+    void* memory = part_groups_memory_(p, g);
+    int any = 0;
+    for (int b = buckets.first; b < buckets.end; b++) {
+        const Bucket* bucket = &m->buckets[b];
+        void* at = (char*)memory + part_bucket_begin_(m, g, b) * p->element_bytes;
+        for (const Shard* s = m->shards + bucket->first; s < m->shards + bucket->first + bucket->count; s++) {
+            if (part_whole_group_(p, s, m->cfg.part.first_layer) == whole_g) {
+                part_copy_(p, PART_FROM_WHOLE_, s, at, whole);
+                any = 1;
+            }
+        }
+    }
+    return any;
+}
+
 void part_groups_set(PartGroups* p, int g, void* group) {
     const ModelFiles* m = p->files;
-    const ModelPart which = m->part.own.part;
-    if (!part_groups_are_parts_(p)) {
+    if (part_is_plain_(p)) {
         m->access.set_group(m->model, g, (const float*)group);
         return;
     }
-    part_groups_copy_(p, PART_TAKE, which, 0, part_groups_memory_(p, 0), g, group);
-    for (int block = 1; block < model_groups(m->part.own); block++) {
-        if (part_groups_whole_(&m->part, block) == g) {
-            void* memory = part_groups_memory_(p, block);
-            part_groups_copy_(p, PART_TAKE, which, block, memory, g, group);
-            m->access.set_group(m->model, block, (const float*)memory);
+    for (int own = 0; own < model_groups(m->map->cfg); own++) {
+        if (part_groups_take_(p, own, g, group) && own > 0) {
+            m->access.set_group(m->model, own, (const float*)part_groups_memory_(p, own));
         }
     }
 }
 
 void part_groups_set_last(PartGroups* p) {
-    if (part_groups_are_parts_(p)) {
+    if (!part_is_plain_(p)) {
         p->files->access.set_group(p->files->model, 0, (const float*)part_groups_memory_(p, 0));
     }
 }
 
+// ---- the average of the weights ----
+
+// Gathers the averages of group g in `room`, where the group's are zero.
+static void model_gather_average_(const ModelFiles* m, int g, float* room) {
+    const MapBuckets buckets = part_buckets_(m->map, g);
+    for (const Shard* s = m->map->shards; s < m->map->shards + m->map->num_shards; s++) {
+        if (buckets.first <= s->bucket && s->bucket < buckets.end && s->slot[STATE_AVERAGE] != MAP_NONE) {
+            m->access.get_state(m->model, STATE_AVERAGE, s->slot[STATE_AVERAGE] * sizeof(float),
+                                room + part_bucket_begin_(m->map, g, s->bucket) + s->offset,
+                                s->piece.count * sizeof(float));
+        }
+    }
+    m->access.gather(m->model, g, room);
+}
+
+// Copies the average of group g in fp32, and the weights that have none, as get_group does.
+static void* model_get_average_(const ModelFiles* m, int g, void* group) {
+    const Map* map = m->map;
+    const MapBuckets buckets = part_buckets_(map, g);
+    const size_t elements = part_group_elements_(map, g);
+    float* room = (float*)check_alloc(elements, sizeof(float), "the average of a group of parameters");
+    m->access.get_group(m->model, g, group);
+    model_gather_average_(m, g, room);
+    if (group) {
+        safetensors_widen(group, m->dtype, elements);
+    }
+    for (const Shard* s = map->shards; s < map->shards + map->num_shards && group; s++) {
+        if (buckets.first <= s->bucket && s->bucket < buckets.end &&
+            map->buckets[s->bucket].kind == MAP_TRAINED && map->of.slots[s->tensor] >> STATE_AVERAGE & 1) {
+            const size_t at = part_bucket_begin_(map, g, s->bucket) + s->offset;
+            memcpy((float*)group + at, room + at, s->piece.count * sizeof(float));
+        }
+    }
+    free(room);
+    return group;
+}
+
 // ---- getting ----
 
-// Returns the ranks that have the other parts, or the other experts.
-static GridGroup part_groups_sharers_(const RankPart* part) {
-    return grid_experts(part->grid.shape) > 1 ? GRID_EXPERTS : GRID_TENSOR;
-}
-
-// Returns 1 if these ranks have the other parts of group g: of blocks, and of words.
-static int part_groups_shares_(const RankPart* part, int g) {
-    return g > 0 || part_groups_sharers_(part) == GRID_TENSOR;
-}
-
-// Returns 1 if this rank has the writer's place, or shares group g with the rank that has it.
-static int part_groups_is_near_(const RankPart* part, int g, const Grid* writer) {
-    const GridGroup sharers = part_groups_sharers_(part);
-    Grid there = *writer;
-    there.stage = part->grid.stage;
-    return part_groups_shares_(part, g)
-               ? grid_member(&part->grid, sharers).first == grid_member(&there, sharers).first
-               : grid_rank(&part->grid) == grid_rank(&there);
-}
-
-// Finds the parts of all stages.
-static void part_groups_open_stages_(PartGroups* p) {
-    const ModelFiles* m = p->files;
-    const ZeroPlan whole = model_files_plan(&m->part);
-    const int P = m->part.grid.shape.pipeline;
-    const size_t ranks = (size_t)m->comm->size;
-    ModelPart* all = (ModelPart*)check_alloc(ranks, sizeof(ModelPart), "parts of ranks");
-    comm_all_gather(m->comm, all, &m->part.own.part, sizeof(ModelPart));
-    p->stages = (ModelPart*)check_alloc((size_t)P, sizeof(ModelPart), "parts of stages");
-    for (int stage = 0; stage < P; stage++) {
-        Grid place = m->part.grid;
-        place.stage = stage;
-        p->stages[stage] = all[grid_rank(&place)];
-    }
-    free(all);
-    p->whole_mail = check_alloc(zero_largest_group(&whole), p->element_bytes, "a group of parameters");
-    memset(p->whole_mail, 0, zero_largest_group(&whole) * p->element_bytes);
-}
-
 void part_groups_open_to_get(PartGroups* p, const ModelFiles* files) {
-    part_groups_open_(p, files, safetensors_dtype_bytes(files->dtype));
-    if (p->once) {
-        model_get_group_(files, 0, p->once);
-    }
-    if (grid_member(&files->part.grid, part_groups_sharers_(&files->part)).size > 1) {
-        const size_t once = part_group_bytes_(p, 0), block = part_group_bytes_(p, 1);
-        p->mail = check_alloc(once > block ? once : block, 1, "a group of parameters");
-    }
-    if (files->part.grid.shape.pipeline > 1) {
-        part_groups_open_stages_(p);
-    }
+    part_groups_open_(p, files, safetensors_dtype_bytes(model_files_dtype(files)));
 }
 
-// Puts group g of the parts of the ranks that share it into a whole group, in the one that writes.
-static void part_groups_put_(PartGroups* p, int g, const Grid* writer, int whole_g, void* memory,
-                             void* whole) {
+// Gets group g of the part's own, as access.get_group does.
+static void* model_get_group_(const ModelFiles* m, int g, void* group) {
+    return m->is_average ? model_get_average_(m, g, group) : m->access.get_group(m->model, g, group);
+}
+
+// A peer's shards of a whole group on their way to the writer.
+typedef struct {
+    PartGroups* p;
+    int g;
+    void* whole; // in the writer
+    MapPlace here, writer, peer, relay;
+    int first_layer;  // of the peer's stage
+    int bucket;       // of the peer, by number
+    int has_moved;    // true: it has moved to the writer,
+    const void* data; // where it is here
+} PartMove_;
+
+// Returns the ranks that have the other parts, or the other experts.
+static GridGroup part_sharers_(const MapOf* of) { return of->experts > 1 ? GRID_EXPERTS : GRID_TENSOR; }
+
+// Returns the rank of a place among these.
+static int part_sharer_(const MapOf* of, MapPlace place) {
+    return of->experts > 1 ? place.data % of->experts : place.tensor;
+}
+
+// Returns this rank's group g, gathered in its data group, if it is the peer or near the writer.
+static const char* part_gathered_(const PartMove_* move, int g) {
+    PartGroups* p = move->p;
+    const int e = p->of.experts, wants = move->here.data / e == move->writer.data / e;
+    if (g == 0 && !p->has_once) {
+        p->gathered_once = model_get_group_(p->files, 0, wants ? p->once : NULL);
+        p->has_once = 1;
+    } else if (g > 0 && g != p->group) {
+        p->gathered = model_get_group_(p->files, g, wants ? p->block : NULL);
+        p->group = g;
+    }
+    return (const char*)(g == 0 ? p->gathered_once : p->gathered);
+}
+
+// Sends or receives a bucket; returns where it is.
+static const void* part_exchange_(PartGroups* p, GridGroup group, int peer, const void* data, size_t bytes) {
     const ModelFiles* m = p->files;
-    const GridGroup sharers = part_groups_sharers_(&m->part);
-    const GridMember here = grid_member(&m->part.grid, sharers);
-    const int to = grid_member(writer, sharers).rank;
-    ModelPart which = m->part.own.part;
-    if (here.rank != to) {
-        const GroupMove send = {to, memory, part_group_bytes_(p, g), 1};
-        m->access.move(m->model, sharers, send);
+    if (!data && p->mail_bytes < bytes) {
+        free(p->mail);
+        p->mail = check_alloc(bytes, 1, "a bucket of parameters");
+        p->mail_bytes = bytes;
+    }
+    const GroupMove move = {peer, data ? (void*)data : p->mail, bytes, data != NULL};
+    m->access.move(m->model, group, move);
+    return move.data;
+}
+
+// Moves a bucket from the peer to the rank of its stage with the writer's place, and to the writer.
+static void part_move_bucket_(PartMove_* move, const Bucket* b) {
+    PartGroups* p = move->p;
+    const MapOf* of = &p->of;
+    const int here = map_rank(of, move->here), peer = map_rank(of, move->peer),
+              relay = map_rank(of, move->relay), writer = map_rank(of, move->writer);
+    const size_t bytes = array_bytes(b->elements, p->element_bytes);
+    const void* data = NULL;
+    if (move->here.stage == move->peer.stage && move->here.tensor == move->peer.tensor) {
+        const Map* m = p->files->map;
+        const int g = b->layer < 0 ? 0 : 1 + model_copy(m->cfg, b->layer);
+        const char* group = part_gathered_(move, g);
+        data = here == peer ? group + part_bucket_begin_(m, g, move->bucket) * p->element_bytes : NULL;
+    }
+    if (peer != relay && (here == peer || here == relay)) {
+        data = part_exchange_(p, part_sharers_(of), part_sharer_(of, here == peer ? move->relay : move->peer),
+                              data, bytes);
+    }
+    if (relay != writer && (here == relay || here == writer)) {
+        data =
+            part_exchange_(p, GRID_PIPE, here == relay ? move->writer.stage : move->peer.stage, data, bytes);
+    }
+    move->data = data;
+}
+
+// Puts a shard of the peer into the whole group, if it writes it. Buckets that ranks with other
+// experts have, too, come from the one with the writer's place.
+static void part_take_moved_(void* context, const Bucket* b, const Shard* s) {
+    PartMove_* move = (PartMove_*)context;
+    const MapOf* of = &move->p->of;
+    if (!s) {
+        move->bucket++;
+        move->has_moved = 0;
         return;
     }
-    part_groups_copy_(p, PART_PUT, which, g, memory, whole_g, whole);
-    for (int from = 0; from < here.size && part_groups_shares_(&m->part, g); from++) {
-        const GroupMove receive = {from, p->mail, part_group_bytes_(p, g), 0};
-        which.tensor_rank = from;
-        which.expert_rank = from;
-        if (from != here.rank) {
-            m->access.move(m->model, sharers, receive);
-            part_groups_copy_(p, PART_PUT, which, g, p->mail, whole_g, whole);
-        }
+    const int is_others = of->experts > 1 && b->ranks == of->data &&
+                          part_sharer_(of, move->peer) != part_sharer_(of, move->writer);
+    if (!(s->flags & SHARD_WRITES) || is_others ||
+        part_whole_group_(move->p, s, move->first_layer) != move->g) {
+        return;
+    }
+    if (!move->has_moved) {
+        part_move_bucket_(move, b);
+        move->has_moved = 1;
+    }
+    if (move->whole) {
+        part_copy_(move->p, PART_TO_WHOLE_, s, (void*)move->data, move->whole);
     }
 }
 
-// Puts this stage's tensors of a whole group together, in the rank with the writer's place.
-static void part_groups_gather_(PartGroups* p, int g, const Grid* writer, void* whole) {
+void* part_groups_get(PartGroups* p, int g, int writer, void* group) {
     const ModelFiles* m = p->files;
-    const RankPart* part = &m->part;
-    if (part_groups_is_near_(part, 0, writer) && g == 0) {
-        part_groups_put_(p, 0, writer, g, part_groups_memory_(p, 0), whole);
-    } else if (whole) { // tensors that are not cut: every rank has them
-        part_groups_copy_(p, PART_PUT, part->own.part, 0, part_groups_memory_(p, 0), g, whole);
-    }
-    for (int block = 1; block < model_groups(part->own); block++) {
-        if (part_groups_whole_(part, block) == g) {
-            const int is_here = part_groups_is_near_(part, block, writer);
-            void* memory = model_get_group_(m, block, is_here ? p->block : NULL);
-            if (is_here) {
-                part_groups_put_(p, block, writer, g, memory, whole);
-            }
-        }
-    }
-}
-
-// Copies the tensors that a stage has of a whole group.
-static void part_groups_merge_(PartGroups* p, int g, ModelPart stage, void* whole) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    model_parameter_rows_of(rows, model_part_of(p->files->part.whole, stage), 1);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &p->whole_rows[i];
-        if (tensor_is_in_group(row, g) && !tensor_is_absent(&rows[i])) {
-            memcpy(tensor_in_group(row, whole), tensor_in_group(row, p->whole_mail),
-                   array_bytes(tensor_layer_elements(row), p->element_bytes));
-        }
-    }
-}
-
-// Moves a whole group, as far as another stage has it, from the rank there with the writer's place.
-static void part_groups_move_(PartGroups* p, int g, int stage, const Grid* writer, void* whole) {
-    const ModelFiles* m = p->files;
-    const ZeroPlan plan = model_files_plan(&m->part);
-    const int sends = m->part.grid.stage == stage;
-    const GroupMove move = {sends ? writer->stage : stage, p->whole_mail,
-                            array_bytes(zero_group_elements(&plan, g), p->element_bytes), sends};
-    m->access.move(m->model, GRID_PIPE, move);
-    if (whole) {
-        part_groups_merge_(p, g, p->stages[stage], whole);
-    }
-}
-
-void* part_groups_get(PartGroups* p, int g, const Grid* writer, void* group) {
-    const ModelFiles* m = p->files;
-    const Grid* here = &m->part.grid;
-    Grid at_stage = *writer; // the rank of this stage with the writer's place
-    at_stage.stage = here->stage;
-    const int is_place = grid_rank(&at_stage) == grid_rank(here);
-    if (!part_groups_are_parts_(p)) {
+    const MapOf* of = &p->of;
+    PartMove_ move = {.p = p, .g = g, .whole = group};
+    if (part_is_plain_(p)) {
         return model_get_group_(m, g, group);
     }
-    // in the order of stages: the last one's token embedding counts, if the first has it, too
-    for (int stage = 0; stage < here->shape.pipeline; stage++) {
-        const int is_here = stage == here->stage, moves = stage != writer->stage;
-        if (!model_files_have(m->part.whole, p->stages ? p->stages[stage] : m->part.own.part, g)) {
-            continue;
-        }
-        if (is_here) {
-            part_groups_gather_(p, g, writer, moves && is_place ? p->whole_mail : group);
-        }
-        if (moves && is_place && (is_here || group)) {
-            part_groups_move_(p, g, stage, writer, group);
+    move.here = map_place(of, m->map->rank);
+    move.writer = move.relay = map_place(of, writer);
+    for (int stage = 0; stage < of->pipeline; stage++) {
+        for (int i = 0; i < of->experts * of->tensor; i++) { // one of them is 1
+            move.relay.stage = stage;
+            move.peer = move.relay;
+            move.peer.tensor = of->experts > 1 ? move.peer.tensor : i;
+            move.peer.data += of->experts > 1 ? i - part_sharer_(of, move.peer) : 0;
+            move.first_layer = map_part(of, map_rank(of, move.peer)).part.first_layer;
+            move.bucket = -1;
+            if (move.here.stage == stage || m->map->rank == writer) {
+                map_walk(of, map_rank(of, move.peer), part_take_moved_, &move);
+            }
         }
     }
     return group;
 }
 
 void part_groups_close(PartGroups* p) {
-    free(p->stages);
-    free(p->whole_mail);
     free(p->mail);
     free(p->block);
     free(p->once);

@@ -1,22 +1,22 @@
 /*
 optimizer_parts.h -- the optimizer's state in a checkpoint: optimizer.<i>of<n>.safetensors.
 
-All elements of the parameters are numbered in the order of their table, without padding: a space of
-`total` elements. Each rank writes the elements that it updates to its own file; the metadata
-`ranges`, for example "0-98304,196608-200000", says which they are. Each slot of the state
-(optimizer.h) is a tensor with the values of these elements, in their order, and then with those of
-the matrices that the rank owns (matrices.h); the metadata `matrices` says which elements these are.
-The reader accepts any files that together fill the space, so a run can be resumed with any number
-of ranks. In older files, without `matrices`, the state of a matrix comes with its last element, and
-m and v of SOAP are those of elements.
+Each rank writes the state of the elements that it updates, and of the matrices that it owns
+(matrices.h), to its own file. The metadata say which they are:
 
-Tensor ranks that cut matrices into parts (part.h) number the elements of each layer part by part,
-row-major in a part; the metadata `tensor` has the number of these ranks, and is missing if that is
-1. Of a tensor that every rank of a tensor group has, the first one writes the state; of a token
-embedding that is also the classifier's matrix, the last stage. A run with another number of tensor
-ranks looks up where its elements are in the files. Experts that ranks divide have the numbers that
-they have in the whole layer. Files of a run with --tensor-slices above 1, of earlier versions, are
-refused.
+    shards     "wte:0:0+65536@0/98304/0,...": elements first+count of a piece (MapPiece) of a tensor
+               of a layer, by name and number: element e of the piece is element
+               logical + e / run * stride + e % run of the whole tensor
+    matrices   "qkvw:3:4096,...": matrices that a rule updates as a whole, by their first elements
+
+Each slot of the state (optimizer.h) is a tensor with the values of these shards, then of these
+matrices, in their order. The reader looks up what it needs, by tensor, layer and element, in all
+files; so a run can be resumed with any number of ranks, in any grid.
+
+Older files number all elements of the parameters in the order of their table, without padding; the
+metadata `ranges`, for example "0-98304,196608-200000", says which they have. What a matrix has for
+each of its elements comes with them there, as m and v; all else belongs to the last element of the
+tensor. Those of a run with --tensor-slices number them otherwise, and are refused.
 
 If the run changes its optimizer, the saved state is not read: all state starts as zeros. If it
 changes its average of the weights (average.h), that alone does.
@@ -30,101 +30,81 @@ changes its average of the weights (average.h), that alone does.
 #include "llmc/formats/safetensors.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/model/freeze.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
+#include "llmc/optim/matrices.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/parallel/rank_part.h"
-#include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// The numbers of the elements of a model that this many tensor ranks cut.
+// State of a run of elements, or of a matrix, in a file or in memory.
 typedef struct {
-    int tensor;
-    OptimizerState state;                   // of the whole model
-    size_t layer[MODEL_PARAMETER_ROWS];     // elements of a layer
-    size_t begin[MODEL_PARAMETER_ROWS + 1]; // of a row; then the number of all elements
-} CheckpointSpace;
+    int tensor, layer;       // of the whole model: row of its table; the lowest layer that uses it, or 0
+    const Matrices* of;      // in the whole model, of a matrix; else NULL
+    MapPiece piece;          // of the whole tensor; all elements of a matrix
+    const SafeTensors* file; // NULL: in memory
+    size_t at[MAP_SLOTS];    // begin in the tensor, or the array, of a slot; MAP_NONE: none
+} StateEntry;
 
-// The part of the parameters that a rank updates.
 typedef struct {
-    RankPart of;
-    OptimizerState state; // layout of its state in memory
-    // of this run: of the slots of elements; and of all slots, as if no tensor rank cut anything
-    CheckpointSpace space, whole;
-    // its elements, in the order of files; `logical` is their number in the space
-    ZeroRange* ranges;
-    int num_ranges;
-} CheckpointPart;
-
-void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, const RankPart* of);
-void checkpoint_part_close(CheckpointPart* part);
+    StateEntry* all;
+    size_t count;
+} StateEntries;
 
 // ---- writing ----
 
 // Returns the number of ranks that write a part: all, or one of each data group if all of it have
 // the same state.
-int checkpoint_part_writers(const RankPart* of);
+int checkpoint_part_writers(const MapOf* of);
 
 // Returns the rank that writes part i.
-int checkpoint_part_rank(const RankPart* of, int i);
+int checkpoint_part_rank(const MapOf* of, int i);
 
-// Returns the number of the part that this rank writes; -1: none.
-int checkpoint_part_number(const RankPart* of);
+// Returns the number of the part that a rank writes; -1: none.
+int checkpoint_part_number(const MapOf* of, int rank);
 
-// Returns the bytes that this rank writes, in memory laid out by optimizer_state_open: the saved
-// slots.
-size_t checkpoint_part_bytes(Optimizer optimizer, const RankPart* of);
-
-// Returns the bytes of the values in all parts.
-double checkpoint_optimizer_bytes(const CheckpointPart* part);
+// Returns the bytes of all slots that a rank writes, each with its padding.
+size_t checkpoint_part_bytes(const MapOf* of, int rank, const OptimizerState* state);
 
 void checkpoint_part_name(char name[64], int i, int writers);
 
-// Writes this rank's part, completely or not at all. Returns its checksum.
-uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, const void* optimizer);
+// Writes this rank's part, completely or not at all. `slots` are its arrays. Returns its checksum.
+uint64_t checkpoint_part_write(const Map* m, const OptimizerState* state, const char* path,
+                               const void* const slots[MAP_SLOTS]);
 
 // ---- reading ----
 
-// The elements begin ... end-1 of a slot, or of the space. In the file they start at element `at`.
-typedef struct {
-    const SafeTensors* file;
-    size_t begin, end, at;
-} CheckpointSlice_;
-
-typedef struct {
-    CheckpointSlice_* slices;
-    size_t count;
-} CheckpointSlices_;
-
 // The files of the optimizer's state, and their contents.
 typedef struct {
+    const Map* map;
+    OptimizerState whole; // of the whole model, without memory
     SafeTensors* files;
     size_t num_files;
-    // sorted; of elements, and of matrices by the numbers of `own.whole`
-    CheckpointSlices_ space, slots[STATE_SLOTS], matrices[STATE_SLOTS];
-    CheckpointSpace numbers; // of the files
-    int has_matrices;        // true: not an older file
-    int is_new;              // true: no state is read, all starts as zeros
-    int has_average;         // true: the average continues
-    CheckpointPart own;      // part that this rank needs
+    StateEntries saved; // of all files, sorted
+    StateEntries own;   // what this rank needs, where it has it in memory
+    int is_new;         // true: no state is read, all starts as zeros
+    int has_average;    // true: the average continues
 } CheckpointParts;
 
 // Returns true if a saved state of this model is of this optimizer and has the same slots; else all
 // state starts as zeros.
-int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, const RankPart* of);
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, const MapOf* of);
 
-// Returns true if the saved state has the average of the weights that this optimizer keeps, too.
-int checkpoint_average_fits(const SavedState* s, Optimizer optimizer, const RankPart* of);
+// Returns true if the saved state also has the average of the weights that this optimizer keeps.
+int checkpoint_average_fits(const SavedState* s, Optimizer optimizer, const MapOf* of);
 
-// Opens the files that `s` lists. Ends the program unless they fill the space.
+// Opens the files that `s` lists.
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
-                           Optimizer optimizer, const RankPart* of);
+                           const OptimizerState* state, const Map* m);
 
-// Sets `group` to this rank's elements of group g in a slot: state_group_elements of them, with
-// zeros as padding. A slot that is not saved is set to zeros.
-void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* group);
+// Returns the elements of a slot that the files have for an entry of this rank; 0 if the slot
+// starts as zeros.
+size_t checkpoint_parts_count(const CheckpointParts* parts, const StateEntry* own, int slot);
+
+// Sets `values` to them. Ends the program if no file has some of them.
+void checkpoint_parts_read(const CheckpointParts* parts, const StateEntry* own, int slot, void* values);
 
 void checkpoint_parts_close(CheckpointParts* parts);
 
@@ -134,6 +114,7 @@ void checkpoint_parts_close(CheckpointParts* parts);
 
 #ifdef OPTIMIZER_PARTS_IMPLEMENTATION
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,335 +122,185 @@ void checkpoint_parts_close(CheckpointParts* parts);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/base/text_buffer.h"
-#include "llmc/model/part.h"
 
-// ---- numbers of elements ----
+// ---- entries ----
 
-static void checkpoint_space_open_(CheckpointSpace* space, Optimizer optimizer, const RankPart* of, int t) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    const ModelConfig whole = of->whole;
-    const ZeroPlan one = zero_plan(whole, 0, 0, 1);
-    space->tensor = t;
-    optimizer.frozen = of->frozen;
-    optimizer_state_open(&space->state, optimizer, &one, whole);
-    model_parameter_rows_of(rows, whole, 1);
-    space->begin[0] = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &rows[i];
-        space->layer[i] = row->layers > 0 ? model_rows_in_files(row, whole) * row->cols : 0;
-        space->begin[i + 1] = space->begin[i] + (size_t)row->layers * space->layer[i];
-    }
+// Returns the state of the whole model.
+static OptimizerState parts_whole_(const OptimizerState* state, const Map* m) {
+    const ZeroPlan one = zero_plan(m->of.whole, 0, 0, 1);
+    Optimizer optimizer = state->optimizer;
+    OptimizerState whole;
+    optimizer.frozen = m->of.freeze.rows;
+    optimizer_state_open(&whole, optimizer, &one, m->of.whole);
+    return whole;
 }
 
-// Leaves out the slots that belong to whole matrices.
-static void checkpoint_leave_matrices_(CheckpointSpace* space) {
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-            space->state.slots_of[i] &= ~((unsigned)state_slot_is_whole(&space->state, slot, i) << slot);
-        }
-    }
+// Returns the elements of a slot of an entry. Matrices have the slots that belong to whole ones,
+// and shards all others.
+static size_t parts_entry_elements_(const OptimizerState* whole, const StateEntry* e, int slot) {
+    return e->of ? state_matrix_elements(whole, slot, e->of)
+           : state_slot_is_whole(whole, slot, e->tensor)
+               ? 0
+               : state_slot_elements(whole, slot, e->tensor, e->piece.count);
 }
 
-static size_t checkpoint_total_(const CheckpointSpace* space) { return space->begin[MODEL_PARAMETER_ROWS]; }
-
-// True if parts of a tensor have their own parts of a slot of this shape.
-static int checkpoint_is_of_elements_(SlotShape shape) {
-    return shape == SLOT_ELEMENTS || shape == SLOT_BLOCKS || shape == SLOT_MATRIX;
-}
-
-// Returns how many elements of a slot belong to the first elements of a layer. What belongs to a
-// whole matrix is its last element's.
-static size_t checkpoint_slot_in_layer_(const CheckpointSpace* space, int slot, int row, size_t elements) {
-    const SlotShape shape = space->state.slots[slot].shape;
-    const int has_any = checkpoint_is_of_elements_(shape) || elements == space->layer[row];
-    return has_any ? state_slot_elements(&space->state, slot, row, elements) : 0;
-}
-
-// Returns how many elements of a slot belong to the elements before `element` of the space.
-static size_t checkpoint_slot_place_(const CheckpointSpace* space, int slot, size_t element) {
-    size_t place = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && element > space->begin[i]; i++) {
-        const size_t layer = space->layer[i], end = space->begin[i + 1],
-                     before = (element < end ? element : end) - space->begin[i];
-        if (layer > 0) { // not absent
-            place += before / layer * checkpoint_slot_in_layer_(space, slot, i, layer) +
-                     checkpoint_slot_in_layer_(space, slot, i, before % layer);
-        }
-    }
-    return place;
-}
-
-// Returns the number of the first element of a copy's layer.
-static size_t checkpoint_layer_begin_(const CheckpointSpace* space, const CheckpointPart* part, int row,
-                                      int copy) {
-    const int l = part->of.own.part.first_layer + tensor_lowest_layer(&part->state.rows[row], copy);
-    return space->begin[row] + (size_t)tensor_copy(&space->state.rows[row], l) * space->layer[row];
-}
-
-// Returns the number of the first element of a range in the space of its run.
-static size_t checkpoint_number_of_(const CheckpointPart* part, const ZeroRange* range) {
-    const TensorRow* row = &part->state.rows[range->row];
-    const ModelPart which = part->of.own.part;
-    const int rank = row->split == SPLIT_NONE      ? 0
-                     : row->split == SPLIT_EXPERTS ? which.expert_rank
-                                                   : which.tensor_rank;
-    return checkpoint_layer_begin_(&part->space, part, range->row, range->copy) +
-           (size_t)rank * tensor_layer_elements(row) + range->before;
-}
-
-// Returns a matrix of this rank's part as one of the whole model (CheckpointPart.whole).
-static OwnedMatrix checkpoint_matrix_(const CheckpointPart* part, OwnedMatrix x) {
-    const OptimizerState* whole = &part->whole.state;
-    const TensorRow* row = &part->state.rows[x.of->row];
-    const int l = part->of.own.part.first_layer + tensor_lowest_layer(row, x.copy),
-              expert_rank = row->split == SPLIT_EXPERTS ? part->of.own.part.expert_rank : 0;
-    const Matrices* of = whole->matrices;
-    while (of->row != x.of->row || of->run != x.of->run) {
-        of++;
-    }
-    const OwnedMatrix matrix = {of, tensor_copy(&whole->rows[of->row], l),
-                                x.number + expert_rank * x.of->count};
+// Returns matrix k of a tensor of the whole model, without places.
+static StateEntry parts_matrix_(const Matrices* of, int layer, size_t k) {
+    const size_t count = of->rows * of->cols;
+    const StateEntry matrix = {of->row, layer, of, {0, count, of->first * of->cols + k * count, count, 0},
+                               NULL,    {0}};
     return matrix;
 }
 
-// Returns the number of its first element.
-static size_t checkpoint_matrix_begin_(const CheckpointSpace* space, OwnedMatrix x) {
-    return space->begin[x.of->row] + (size_t)x.copy * space->layer[x.of->row] +
-           (x.of->first + (size_t)x.number * x.of->rows) * x.of->cols;
+static void parts_add_(StateEntries* to, StateEntry entry) {
+    to->all = (StateEntry*)check_grow(to->all, to->count, sizeof(StateEntry), "entries of a checkpoint");
+    to->all[to->count++] = entry;
 }
 
-// Returns how many elements of a slot come before those of a matrix. What has not the shape of
-// elements is its layer's, one matrix after the other.
-static size_t checkpoint_matrix_place_(const CheckpointSpace* space, int slot, OwnedMatrix x) {
-    const SlotShape shape = space->state.slots[slot].shape;
-    const size_t number = (size_t)x.number, row = (size_t)x.of->row,
-                 layer = checkpoint_slot_place_(space, slot,
-                                                space->begin[row] + (size_t)x.copy * space->layer[row]);
-    switch (shape) {
-    case SLOT_ROWS:
-        return layer + x.of->first + number * x.of->rows;
-    case SLOT_COLS:
-        return layer;
-    case SLOT_ROWS_SQUARE:
-    case SLOT_COLS_SQUARE:
-        return layer + state_square_begin(&space->state, shape, x.of->row, x.of->run) +
-               number * state_matrix_elements(&space->state, slot, x.of);
-    case SLOT_MATRIX:
-    case SLOT_ELEMENTS:
-    case SLOT_BLOCKS:
-        break;
+// Returns the layer of the whole model that a layer of this rank is.
+static int parts_layer_(const Map* m, int tensor, int l) {
+    const TensorRow* row = &m->whole[tensor];
+    return l < 0 || !row->in_block ? 0
+                                   : tensor_lowest_layer(row, tensor_copy(row, m->cfg.part.first_layer + l));
+}
+
+static void parts_add_shard_(StateEntries* to, const OptimizerState* whole, const Map* m, const Shard* s) {
+    StateEntry e = {s->tensor, parts_layer_(m, s->tensor, s->layer), NULL, s->piece, NULL, {0}};
+    int has = 0;
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        e.at[slot] = s->slot[slot];
+        has |= parts_entry_elements_(whole, &e, slot) > 0;
     }
-    return checkpoint_slot_place_(space, slot, checkpoint_matrix_begin_(space, x));
-}
-
-// Goes through the matrices that this rank owns in group g; -1: in all. Starts with {NULL}; returns
-// 0 at the end.
-static int checkpoint_next_matrix_(const CheckpointPart* part, int g, OwnedMatrix* x) {
-    const OptimizerState* s = &part->state;
-    const Matrices* end = s->matrices + s->num_matrices;
-    for (;;) {
-        if (!x->of) {
-            x->of = s->matrices, x->copy = x->of->first_copy, x->number = 0;
-        } else if (++x->number == x->of->count) {
-            x->number = 0;
-            x->copy++;
-        }
-        while (x->of < end && x->copy == x->of->first_copy + x->of->copies) {
-            x->of++;
-            x->copy = x->of < end ? x->of->first_copy : 0;
-        }
-        if (x->of >= end) {
-            return 0;
-        }
-        if (matrix_is_owned(*x) && (g < 0 || state_matrix_group(s, *x) == g)) {
-            return 1;
-        }
+    if (has) {
+        parts_add_(to, e);
     }
 }
 
-void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, const RankPart* of) {
-    const ModelConfig cfg = of->own;
-    part->of = *of;
-    optimizer_state_open(&part->state, optimizer, &of->zero, cfg);
-    checkpoint_space_open_(&part->whole, optimizer, of, 1);
-    checkpoint_space_open_(&part->space, optimizer, of, model_tensor_ranks(cfg));
-    checkpoint_leave_matrices_(&part->space);
-    part->ranges =
-        (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of a checkpoint");
-    part->num_ranges = zero_ranges(&of->zero, part->state.rows, cfg, part->ranges);
-    for (int i = 0; i < part->num_ranges; i++) {
-        part->ranges[i].logical = checkpoint_number_of_(part, &part->ranges[i]);
+// Adds a matrix of this rank, if it has slots; without places if it is not trained.
+static void parts_add_matrix_(StateEntries* to, const OptimizerState* whole, const OptimizerState* state,
+                              const Map* m, OwnedMatrix x) {
+    const TensorRow* row = &state->rows[x.of->row];
+    const int before = row->split == SPLIT_EXPERTS ? m->cfg.part.expert_rank * x.of->count : 0,
+              is_trained = x.copy >= x.of->first_copy;
+    const Matrices* of = whole->matrices;
+    int has = 0;
+    while (of->row != x.of->row || of->run != x.of->run) {
+        of++;
+    }
+    StateEntry e = parts_matrix_(of, parts_layer_(m, x.of->row, tensor_lowest_layer(row, x.copy)),
+                                 (size_t)(before + x.number));
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        const int has_slot = parts_entry_elements_(whole, &e, slot) > 0;
+        e.at[slot] = has_slot && is_trained ? state_matrix_begin(state, slot, x) : MAP_NONE;
+        has |= has_slot;
+    }
+    if (has) {
+        parts_add_(to, e);
     }
 }
 
-void checkpoint_part_close(CheckpointPart* part) { free(part->ranges); }
+// Returns true if this rank, of all that own a matrix of a tensor, writes its state.
+static int parts_writes_(const Map* m, const TensorRow* row) {
+    const int is_tied = row->member == offsetof(ModelParameters, wte) && !m->cfg.has_head,
+              has_others = m->of.stage > 0 || m->cfg.part.expert_rank == 0 || row->split == SPLIT_EXPERTS;
+    return has_others && (!is_tied || model_has_last(m->cfg));
+}
 
-// Returns true if checkpoints have a slot of this state.
-static int checkpoint_has_slot_(const OptimizerState* state, int slot) {
-    return state->slots[slot].name && state->slots[slot].bytes > 0;
+// Adds the matrices that this rank owns. If it `writes`, owner 0 also has those of frozen blocks.
+static void parts_add_matrices_(StateEntries* to, const OptimizerState* whole, const OptimizerState* state,
+                                const Map* m, int writes) {
+    for (const Matrices* of = state->matrices; of < state->matrices + state->num_matrices; of++) {
+        const TensorRow* row = &state->rows[of->row];
+        const int end = writes && !parts_writes_(m, row) ? 0 : row->layers;
+        for (int copy = 0; copy < end; copy++) {
+            for (int k = 0; k < of->count; k++) {
+                const OwnedMatrix x = {of, copy, k};
+                if (copy < of->first_copy ? writes && of->owner == 0 : matrix_is_owned(x)) {
+                    parts_add_matrix_(to, whole, state, m, x);
+                }
+            }
+        }
+    }
+}
+
+// Sets the entries of this rank, with their places in memory: shards first, then matrices. If it
+// `writes`, they are what it writes; a frozen block then has entries without places.
+static StateEntries parts_own_(const OptimizerState* whole, const OptimizerState* state, const Map* m,
+                               int writes) {
+    StateEntries own = {NULL, 0};
+    for (const Shard* s = m->shards; s < m->shards + m->num_shards; s++) {
+        if (map_has(m, s, MAP_OWNED) && m->buckets[s->bucket].kind != MAP_EMBEDDING &&
+            (!writes || s->flags & SHARD_WRITES)) {
+            parts_add_shard_(&own, whole, m, s);
+        }
+    }
+    parts_add_matrices_(&own, whole, state, m, writes);
+    return own;
 }
 
 // ---- writing ----
 
 // Returns the ranks of a data group that write: all, or if they have the same state one of them; of
 // divided experts one for each part.
-static int checkpoint_writers_of_data_(const RankPart* of) {
-    return of->zero.stage == 0 ? of->zero.experts : of->zero.size;
-}
+static int checkpoint_writers_of_data_(const MapOf* of) { return of->stage == 0 ? of->experts : of->data; }
 
-int checkpoint_part_writers(const RankPart* of) {
-    return of->grid.shape.tensor * of->grid.shape.pipeline * checkpoint_writers_of_data_(of);
+int checkpoint_part_writers(const MapOf* of) {
+    return of->tensor * of->pipeline * checkpoint_writers_of_data_(of);
 }
 
 // Parts have the order of ranks.
-int checkpoint_part_rank(const RankPart* of, int i) {
-    const GridShape shape = of->grid.shape;
-    const int t = shape.tensor, data = shape.context * shape.data, writers = checkpoint_writers_of_data_(of),
-              j = i % t, r = i / t % writers, stage = i / t / writers;
-    return (stage * data + r) * t + j;
+int checkpoint_part_rank(const MapOf* of, int i) {
+    const int t = of->tensor, writers = checkpoint_writers_of_data_(of);
+    const MapPlace place = {i / t / writers, i / t % writers, i % t};
+    return map_rank(of, place);
 }
 
-int checkpoint_part_number(const RankPart* of) {
-    const GridMember data = grid_member(&of->grid, GRID_DATA);
+int checkpoint_part_number(const MapOf* of, int rank) {
+    const MapPlace place = map_place(of, rank);
     const int writers = checkpoint_writers_of_data_(of);
-    return data.rank < writers
-               ? (of->grid.stage * writers + data.rank) * of->grid.shape.tensor + of->grid.tensor_rank
-               : -1;
+    return place.data < writers ? (place.stage * writers + place.data) * of->tensor + place.tensor : -1;
 }
 
-size_t checkpoint_part_bytes(Optimizer optimizer, const RankPart* of) {
-    OptimizerState state;
-    optimizer_state_open(&state, optimizer, &of->zero, of->own);
-    return checkpoint_part_number(of) >= 0 ? state.saved_bytes : 0;
-}
-
-double checkpoint_optimizer_bytes(const CheckpointPart* part) {
-    const CheckpointSpace* space = &part->whole;
-    double bytes = 0;
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        if (checkpoint_has_slot_(&space->state, slot)) {
-            bytes += (double)checkpoint_slot_place_(space, slot, checkpoint_total_(space)) *
-                     (double)space->state.slots[slot].element_bytes;
-        }
-    }
-    return bytes;
+size_t checkpoint_part_bytes(const MapOf* of, int rank, const OptimizerState* state) {
+    return checkpoint_part_number(of, rank) >= 0 ? state->saved_bytes : 0;
 }
 
 void checkpoint_part_name(char name[64], int i, int writers) {
     snprintf(name, 64, "optimizer.%dof%d.safetensors", i + 1, writers);
 }
 
-// Returns true if this rank, of all that own a tensor, writes its state.
-static int checkpoint_writes_(const CheckpointPart* part, const TensorRow* row) {
-    const ModelConfig own = part->of.own;
-    const int is_tied = row->member == offsetof(ModelParameters, wte) && !own.has_head,
-              has_others =
-                  part->of.zero.stage > 0 || own.part.expert_rank == 0 || row->split == SPLIT_EXPERTS;
-    return has_others && (!is_tied || model_has_last(own));
+// Returns true if a shard is the next one of the same piece.
+static int parts_follows_(const StateEntry* e, const StateEntry* before) {
+    const MapPiece *a = &before->piece, *b = &e->piece;
+    return !e->of && before->tensor == e->tensor && before->layer == e->layer && a->logical == b->logical &&
+           a->run == b->run && a->stride == b->stride && a->first + a->count == b->first;
 }
 
-// Returns true if it writes the state of elements: of a tensor that is not cut, the first tensor
-// rank's.
-static int checkpoint_writes_range_(const CheckpointPart* part, const ZeroRange* range) {
-    const TensorRow* row = &part->state.rows[range->row];
-    return (row->split != SPLIT_NONE || part->of.own.part.tensor_rank == 0) && checkpoint_writes_(part, row);
-}
-
-// Goes through the matrices that this rank writes, as checkpoint_next_matrix_ does.
-static int checkpoint_next_written_(const CheckpointPart* part, OwnedMatrix* x) {
-    int found;
-    do {
-        found = checkpoint_next_matrix_(part, -1, x);
-    } while (found && !checkpoint_writes_(part, &part->state.rows[x->of->row]));
-    return found;
-}
-
-// Returns a part with the ranges that this rank writes.
-static CheckpointPart checkpoint_written_(const CheckpointPart* part) {
-    CheckpointPart written = *part;
-    written.ranges =
-        (ZeroRange*)check_alloc((size_t)part->num_ranges + 1, sizeof(ZeroRange), "ranges of a checkpoint");
-    written.num_ranges = 0;
-    for (int i = 0; i < part->num_ranges; i++) {
-        written.ranges[written.num_ranges] = part->ranges[i];
-        written.num_ranges += checkpoint_writes_range_(part, &part->ranges[i]);
+// Writes the shards, neighbors merged, or the matrices as text. The caller frees it.
+static char* parts_text_(const Map* m, const StateEntries* entries, int is_matrix) {
+    const size_t room = 160 * (entries->count + 1);
+    char* text = (char*)check_alloc(room, 1, "entries of a checkpoint");
+    size_t used = 0;
+    for (size_t i = 0; i < entries->count; i++) {
+        StateEntry e = entries->all[i];
+        for (; i + 1 < entries->count && parts_follows_(&entries->all[i + 1], &e); i++) {
+            e.piece.count += entries->all[i + 1].piece.count;
+        }
+        const MapPiece* p = &e.piece;
+        if ((e.of != NULL) != is_matrix) {
+            continue;
+        }
+        used += (size_t)snprintf(text + used, room - used, "%s%s:%d:", used ? "," : "",
+                                 m->whole[e.tensor].name, e.layer);
+        used += is_matrix ? (size_t)snprintf(text + used, room - used, "%zu", p->logical)
+                          : (size_t)snprintf(text + used, room - used, "%zu+%zu@%zu/%zu/%zu", p->first,
+                                             p->count, p->logical, p->run, p->stride);
     }
-    return written;
-}
-
-// Elements begin ... end-1, in text: neighbors are merged.
-typedef struct {
-    TextBuffer text;
-    size_t begin, end;
-    int count;
-} CheckpointText_;
-
-static void checkpoint_text_flush_(CheckpointText_* t) {
-    if (t->end > t->begin) {
-        fprintf(t->text.file, "%s%zu-%zu", t->count++ ? "," : "", t->begin, t->end);
-    }
-}
-
-static void checkpoint_text_add_(CheckpointText_* t, size_t begin, size_t count) {
-    if (begin != t->end) {
-        checkpoint_text_flush_(t);
-        t->begin = begin;
-    }
-    t->end = begin + count;
-}
-
-static void checkpoint_text_open_(CheckpointText_* t) {
-    memset(t, 0, sizeof(*t));
-    text_buffer_open(&t->text, "elements of a checkpoint");
-}
-
-// Returns the text, which the caller frees.
-static char* checkpoint_text_close_(CheckpointText_* t) {
-    checkpoint_text_flush_(t);
-    return text_buffer_close(&t->text);
-}
-
-static char* checkpoint_ranges_text_(const CheckpointPart* part) {
-    CheckpointText_ text;
-    checkpoint_text_open_(&text);
-    for (int i = 0; i < part->num_ranges; i++) {
-        checkpoint_text_add_(&text, part->ranges[i].logical, part->ranges[i].count);
-    }
-    return checkpoint_text_close_(&text);
-}
-
-static char* checkpoint_matrices_text_(const CheckpointPart* part) {
-    OwnedMatrix x = {NULL, 0, 0};
-    CheckpointText_ text;
-    checkpoint_text_open_(&text);
-    while (checkpoint_next_written_(part, &x)) {
-        checkpoint_text_add_(&text, checkpoint_matrix_begin_(&part->whole, checkpoint_matrix_(part, x)),
-                             matrix_elements(x));
-    }
-    return checkpoint_text_close_(&text);
-}
-
-// Returns how many elements of a slot files have for a range.
-static size_t checkpoint_range_elements_(const CheckpointPart* part, int slot, const ZeroRange* range) {
-    return checkpoint_slot_place_(&part->space, slot, range->logical + range->count) -
-           checkpoint_slot_place_(&part->space, slot, range->logical);
+    return text;
 }
 
 static SafeTensorsDtype checkpoint_dtype_(const StateSlot* slot) {
     return slot->element_bytes == 1 ? SAFETENSORS_U8 : SAFETENSORS_F32;
-}
-
-static void checkpoint_declare_slot_(SafeTensorsWriter* writer, const CheckpointPart* part, int slot) {
-    size_t elements = 0;
-    for (int i = 0; i < part->num_ranges; i++) {
-        elements += checkpoint_range_elements_(part, slot, &part->ranges[i]);
-    }
-    for (OwnedMatrix x = {NULL, 0, 0}; checkpoint_next_written_(part, &x);) {
-        elements += state_matrix_elements(&part->state, slot, x.of);
-    }
-    const StateSlot* s = &part->state.slots[slot];
-    safetensors_writer_declare(writer, s->name, checkpoint_dtype_(s), 1, &elements);
 }
 
 // Writes zeros for a frozen block, which has no state in memory.
@@ -480,239 +311,298 @@ static void checkpoint_write_zeros_(SafeTensorsWriter* writer, size_t bytes) {
     }
 }
 
-static void checkpoint_write_slot_(SafeTensorsWriter* writer, const CheckpointPart* part, int slot,
-                                   const void* optimizer) {
-    OptimizerState state = part->state;
-    state.memory = (void*)optimizer; // only read
-    for (int i = 0; i < part->num_ranges; i++) {
-        const ZeroRange* range = &part->ranges[i];
-        const size_t bytes =
-            checkpoint_range_elements_(part, slot, range) * part->state.slots[slot].element_bytes;
-        const void* array = bytes > 0 ? state_array(&state, slot, range) : NULL;
-        if (array) {
-            safetensors_write_raw(writer, array, bytes);
+static void checkpoint_write_slot_(SafeTensorsWriter* writer, const OptimizerState* whole,
+                                   const StateEntries* entries, int slot, const void* array) {
+    const size_t element = state_slot_of(slot).element_bytes;
+    for (const StateEntry* e = entries->all; e < entries->all + entries->count; e++) {
+        const size_t bytes = parts_entry_elements_(whole, e, slot) * element;
+        if (bytes > 0 && e->at[slot] != MAP_NONE) {
+            safetensors_write_raw(writer, (const char*)array + e->at[slot] * element, bytes);
         } else {
             checkpoint_write_zeros_(writer, bytes);
         }
     }
-    for (OwnedMatrix x = {NULL, 0, 0}; checkpoint_next_written_(part, &x);) {
-        const StateSlot* of = &part->state.slots[slot];
-        const size_t at = of->offset_bytes + state_matrix_begin(&part->state, slot, x) * of->element_bytes;
-        safetensors_write_raw(writer, (const char*)optimizer + at,
-                              state_matrix_elements(&part->state, slot, x.of) * of->element_bytes);
+}
+
+// Declares the slots that have any elements.
+static void checkpoint_declare_slots_(SafeTensorsWriter* writer, const OptimizerState* whole,
+                                      const StateEntries* entries) {
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        const StateSlot s = state_slot_of(slot);
+        size_t elements = 0;
+        for (size_t i = 0; i < entries->count; i++) {
+            elements += parts_entry_elements_(whole, &entries->all[i], slot);
+        }
+        if (elements > 0) {
+            safetensors_writer_declare(writer, s.name, checkpoint_dtype_(&s), 1, &elements);
+        }
     }
 }
 
-static void checkpoint_write_metadata_(SafeTensorsWriter* writer, const CheckpointPart* part) {
-    char number[32], *ranges = checkpoint_ranges_text_(part), *matrices = checkpoint_matrices_text_(part);
-    safetensors_writer_metadata(writer, "ranges", ranges);
-    safetensors_writer_metadata(writer, "matrices", matrices);
-    if (part->space.tensor > 1) {
-        snprintf(number, sizeof(number), "%d", part->space.tensor);
-        safetensors_writer_metadata(writer, "tensor", number);
-    }
-    snprintf(number, sizeof(number), "%zu", checkpoint_total_(&part->space));
-    safetensors_writer_metadata(writer, "total", number);
-    free(matrices);
-    free(ranges);
-}
-
-uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, const void* optimizer) {
-    CheckpointPart written = checkpoint_written_(part);
+uint64_t checkpoint_part_write(const Map* m, const OptimizerState* state, const char* path,
+                               const void* const slots[MAP_SLOTS]) {
+    const OptimizerState whole = parts_whole_(state, m);
+    StateEntries entries = parts_own_(&whole, state, m, 1);
+    char *shards = parts_text_(m, &entries, 0), *matrices = parts_text_(m, &entries, 1);
     SafeTensorsWriter writer;
     safetensors_writer_open(&writer, path);
-    checkpoint_write_metadata_(&writer, &written);
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        if (checkpoint_has_slot_(&written.state, slot)) {
-            checkpoint_declare_slot_(&writer, &written, slot);
-        }
-    }
+    safetensors_writer_metadata(&writer, "matrices", matrices);
+    safetensors_writer_metadata(&writer, "shards", shards);
+    checkpoint_declare_slots_(&writer, &whole, &entries);
     safetensors_writer_begin(&writer);
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        if (checkpoint_has_slot_(&written.state, slot)) {
-            checkpoint_write_slot_(&writer, &written, slot, optimizer);
-        }
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        checkpoint_write_slot_(&writer, &whole, &entries, slot, slots[slot]);
     }
-    checkpoint_part_close(&written);
+    free(shards);
+    free(matrices);
+    free(entries.all);
     return safetensors_writer_commit(&writer);
 }
 
-// ---- reading ----
+// ---- reading: the header of a file ----
 
-// Reads a number at *text and moves *text past it.
-static size_t checkpoint_number_(const SafeTensors* file, const char* key, const char** text) {
-    const size_t digits = *text ? strspn(*text, "0123456789") : 0;
-    CHECK(digits > 0 && digits < 19, "%s: %s: \"%.40s\", wanted a number", file->path, key,
-          *text ? *text : "missing");
-    const size_t number = (size_t)strtoull(*text, NULL, 10);
-    *text += digits;
-    return number;
+enum { PARTS_ITEM_ = 160 }; // bytes of an item of a list
+
+// Copies the next item of a list with commas, and moves on; returns 0 after the last.
+static int parts_item_(const char** text, char item[PARTS_ITEM_]) {
+    const size_t length = strcspn(*text, ",");
+    snprintf(item, PARTS_ITEM_, "%.*s", (int)(length < PARTS_ITEM_ ? length : PARTS_ITEM_), *text);
+    const int has = **text != '\0';
+    *text += length + ((*text)[length] == ',');
+    return has;
 }
 
-static size_t checkpoint_metadata_(const SafeTensors* file, const char* key) {
+static size_t parts_number_(const SafeTensors* file, const char* key) {
     const char* text = safetensors_metadata(file, key);
-    const size_t number = checkpoint_number_(file, key, &text);
-    CHECK(!*text, "%s: %s: \"%.40s\" after the number", file->path, key, text);
+    size_t number = 0;
+    int end = 0;
+    CHECK(text && sscanf(text, "%zu%n", &number, &end) == 1 && !text[end],
+          "%s: %s: \"%.40s\", wanted a number", file->path, key, text ? text : "missing");
     return number;
 }
 
-// Returns the number of tensor ranks of the run that wrote a file.
-static size_t checkpoint_tensor_of_(const SafeTensors* file) {
-    CHECK(!safetensors_metadata(file, "slices") || checkpoint_metadata_(file, "slices") == 1,
-          "%s: optimizer state in %s slices, which only versions up to commit 5e8cb2dd read: let such a "
-          "version "
-          "resume it with --tensor-slices 1 and save, or start from its weights alone with --model",
-          file->path, safetensors_metadata(file, "slices"));
-    return safetensors_metadata(file, "tensor") ? checkpoint_metadata_(file, "tensor") : 1;
-}
-
-// Opens the numbers that the first file has.
-static void checkpoint_open_numbers_(CheckpointParts* parts, const SafeTensors* file, Optimizer optimizer) {
-    const ModelConfig whole = parts->own.of.whole;
-    char text[128];
-    const size_t t = checkpoint_tensor_of_(file);
-    CHECK(t <= (size_t)whole.NH, "%s: tensor: %zu, wanted at most the number of heads, %d", file->path, t,
-          whole.NH);
-    const char* reason = part_uncut(text, sizeof(text), whole, (int)t, 1);
-    CHECK(!reason, "%s: tensor: %zu, into which the model cannot be cut: %s", file->path, t, reason);
-    checkpoint_space_open_(&parts->numbers, optimizer, &parts->own.of, (int)t);
-    parts->has_matrices = safetensors_metadata(file, "matrices") != NULL;
-    if (parts->has_matrices) {
-        checkpoint_leave_matrices_(&parts->numbers);
-        return;
-    }
-    CHECK(t == 1 || parts->own.state.num_matrices == 0, "%s: tensor: %zu, without the metadata `matrices`",
-          file->path, t);
-    OptimizerState* state = &parts->numbers.state;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (state->rule[i] == RULE_SOAP) {
-            state->slots_of[i] &= ~(1u << STATE_MATRIX_M | 1u << STATE_MATRIX_V);
-            state->slots_of[i] |= 1u << STATE_M | 1u << STATE_V;
-        }
-    }
-}
-
-static void checkpoint_put_slice_(CheckpointSlices_* to, CheckpointSlice_ slice) {
-    to->slices =
-        (CheckpointSlice_*)check_grow(to->slices, to->count, sizeof(CheckpointSlice_), slice.file->path);
-    to->slices[to->count++] = slice;
-}
-
-// Returns where the next slice of a file starts in it.
-static size_t checkpoint_next_at_(const CheckpointSlices_* s, const SafeTensors* file) {
-    const CheckpointSlice_* last = s->count ? &s->slices[s->count - 1] : NULL;
-    return last && last->file == file ? last->at + (last->end - last->begin) : 0;
-}
-
-// Adds a range of the space, and its elements in each slot. All ranges of a file come before those
-// of the next.
-static void checkpoint_add_slice_(CheckpointParts* parts, const SafeTensors* file, size_t begin, size_t end) {
-    CheckpointSlice_ slice = {file, begin, end, checkpoint_next_at_(&parts->space, file)};
-    const size_t total = checkpoint_total_(&parts->numbers);
-    CHECK(begin <= end && end <= total, "%s: elements %zu to %zu of %zu", file->path, begin, end, total);
-    checkpoint_put_slice_(&parts->space, slice);
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        slice.begin = checkpoint_slot_place_(&parts->numbers, slot, begin);
-        slice.end = checkpoint_slot_place_(&parts->numbers, slot, end);
-        slice.at = checkpoint_next_at_(&parts->slots[slot], file);
-        checkpoint_put_slice_(&parts->slots[slot], slice);
-    }
-}
-
-// Returns how many elements of a slot a file has.
-static size_t checkpoint_part_elements_(const CheckpointSlices_* s, const SafeTensors* file) {
-    size_t count = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        count += s->slices[i].file == file ? s->slices[i].end - s->slices[i].begin : 0;
-    }
-    return count;
-}
-
-// Returns the matrix of the whole model that begins at an element; none: {NULL}.
-static OwnedMatrix checkpoint_find_matrix_(const CheckpointSpace* space, size_t element) {
-    OwnedMatrix x = {NULL, 0, 0};
-    for (int k = 0; k < space->state.num_matrices; k++) {
-        const Matrices* m = &space->state.matrices[k];
-        const size_t begin = space->begin[m->row], first = m->first * m->cols, of_each = m->rows * m->cols;
-        if (begin <= element && element < space->begin[m->row + 1]) {
-            const size_t in_layer = (element - begin) % space->layer[m->row];
-            if (in_layer >= first && in_layer < first + (size_t)m->count * of_each &&
-                (in_layer - first) % of_each == 0) {
-                x.of = m;
-                x.copy = (int)((element - begin) / space->layer[m->row]);
-                x.number = (int)((in_layer - first) / of_each);
-            }
-        }
-    }
-    return x;
-}
-
-// Adds the matrices that are elements begin ... end-1, in each slot. In a file they come after the
-// elements of all ranges.
-static void checkpoint_add_matrices_(CheckpointParts* parts, const SafeTensors* file, size_t begin,
-                                     size_t end) {
-    const CheckpointSpace* space = &parts->own.whole;
-    while (begin < end) {
-        const OwnedMatrix x = checkpoint_find_matrix_(space, begin);
-        CHECK(x.of && matrix_elements(x) <= end - begin, "%s: matrices: none is at element %zu", file->path,
-              begin);
-        for (int slot = 0; slot < STATE_SLOTS; slot++) {
-            CheckpointSlices_* to = &parts->matrices[slot];
-            const size_t elements = state_matrix_elements(&space->state, slot, x.of),
-                         at = checkpoint_part_elements_(&parts->slots[slot], file) +
-                              checkpoint_part_elements_(to, file),
-                         place = elements > 0 ? checkpoint_matrix_place_(space, slot, x) : 0;
-            const CheckpointSlice_ slice = {file, place, place + elements, at};
-            if (elements > 0) {
-                checkpoint_put_slice_(to, slice);
-            }
-        }
-        begin += matrix_elements(x);
-    }
-}
-
-// Reads the next interval of a metadata's text, and moves *text past it; returns 0 at the end.
-static int checkpoint_next_interval_(const SafeTensors* file, const char* key, const char** text,
-                                     size_t* begin, size_t* end) {
-    if (!**text) {
+// True if all elements of a piece are below `all`, and ascend.
+static int parts_is_piece_(const MapPiece* p, size_t all) {
+    if (p->count == 0 || p->run == 0 || p->first > all || p->count > all || p->logical > all ||
+        p->stride > all) {
         return 0;
     }
-    *begin = checkpoint_number_(file, key, text);
-    CHECK(**text == '-', "%s: %s: \"%.40s\", wanted -", file->path, key, *text);
-    (*text)++;
-    *end = checkpoint_number_(file, key, text);
-    CHECK(!**text || (**text == ',' && (*text)[1]), "%s: %s: \"%.40s\", wanted a comma", file->path, key,
-          *text);
-    *text += **text == ',';
-    return 1;
+    const size_t last = p->first + p->count - 1, line = last / p->run;
+    return (line == 0 || (p->stride >= p->run && line <= all / p->stride)) &&
+           p->logical + line * p->stride + last % p->run < all;
 }
 
-// Adds the ranges in the metadata of a file: `ranges`, or in older files one from `begin` to `end`.
-static void checkpoint_add_file_(CheckpointParts* parts, const SafeTensors* file) {
-    const size_t total = checkpoint_metadata_(file, "total"), t = checkpoint_tensor_of_(file),
-                 wanted = checkpoint_total_(&parts->numbers);
-    CHECK(t == (size_t)parts->numbers.tensor, "%s: tensor: %zu, wanted %d as in the file before it",
-          file->path, t, parts->numbers.tensor);
+// Sets the matrix of a tensor that begins at an element; returns 0 if none does.
+static int parts_find_matrix_(StateEntry* e, const OptimizerState* whole, size_t begin) {
+    for (const Matrices* of = whole->matrices; of < whole->matrices + whole->num_matrices; of++) {
+        const size_t first = of->first * of->cols, count = of->rows * of->cols, k = (begin - first) / count;
+        if (of->row == e->tensor && begin >= first && (begin - first) % count == 0 && k < (size_t)of->count) {
+            *e = parts_matrix_(of, e->layer, k);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+// Sets an entry from its text; returns 0 if it is none of this model.
+static int parts_parse_(StateEntry* e, const CheckpointParts* parts, const char* item, int is_matrix) {
+    const Map* m = parts->map;
+    const SafeTensors* file = e->file;
+    MapPiece* p = &e->piece;
+    char name[32];
+    int at = 0, end = 0;
+    if (sscanf(item, "%31[a-z0-9]:%d:%n", name, &e->layer, &at) != 2 || at == 0) {
+        return 0;
+    }
+    while (e->tensor < MODEL_PARAMETER_ROWS && strcmp(m->whole[e->tensor].name, name) != 0) {
+        e->tensor++;
+    }
+    if (e->tensor == MODEL_PARAMETER_ROWS || e->layer < 0 ||
+        e->layer >= (m->whole[e->tensor].in_block ? m->of.whole.L : 1)) {
+        return 0;
+    }
+    if (is_matrix) {
+        const int is_number = sscanf(item + at, "%zu%n", &p->logical, &end) == 1 && !item[at + end],
+                  found = is_number && parts_find_matrix_(e, &parts->whole, p->logical);
+        e->file = file;
+        return found;
+    }
+    return sscanf(item + at, "%zu+%zu@%zu/%zu/%zu%n", &p->first, &p->count, &p->logical, &p->run, &p->stride,
+                  &end) == 5 &&
+           !item[at + end] &&
+           parts_is_piece_(p,
+                           model_rows_in_files(&m->whole[e->tensor], m->of.whole) * m->whole[e->tensor].cols);
+}
+
+// Adds an entry whose slots come next in its file.
+static void parts_add_next_(CheckpointParts* parts, StateEntry e, size_t at[MAP_SLOTS]) {
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        const size_t count = parts_entry_elements_(&parts->whole, &e, slot);
+        e.at[slot] = count > 0 ? at[slot] : MAP_NONE;
+        at[slot] += count;
+    }
+    parts_add_(&parts->saved, e);
+}
+
+// Adds the shards or the matrices of a file; `at` counts the elements of each slot.
+static void parts_read_list_(CheckpointParts* parts, const SafeTensors* file, int is_matrix,
+                             size_t at[MAP_SLOTS]) {
+    const char *key = is_matrix ? "matrices" : "shards", *text = safetensors_metadata(file, key);
+    char item[PARTS_ITEM_];
+    CHECK(text, "%s: %s: missing", file->path, key);
+    while (parts_item_(&text, item)) {
+        StateEntry e = {0, 0, NULL, {0, 0, 0, 0, 0}, file, {0}};
+        CHECK(parts_parse_(&e, parts, item, is_matrix), "%s: %s: \"%s\", wanted elements of this model",
+              file->path, key, item);
+        parts_add_next_(parts, e, at);
+    }
+}
+
+// ---- reading: older files ----
+
+// Returns the slot whose tensor has a slot of an entry: m and v of matrices come with their elements
+// in older files.
+static int parts_slot_in_file_(const StateEntry* e, int slot) {
+    return e->of ? slot : slot == STATE_MATRIX_M ? STATE_M : slot == STATE_MATRIX_V ? STATE_V : slot;
+}
+
+// Adds elements of a tensor, which come next.
+static void parts_add_old_elements_(CheckpointParts* parts, StateEntry e, size_t at[MAP_SLOTS]) {
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        const int has = parts->whole.slots[slot].shape <= SLOT_MATRIX;
+        const size_t count = has ? state_slot_elements(&parts->whole, slot, e.tensor, e.piece.count) : 0;
+        size_t* next = &at[parts_slot_in_file_(&e, slot)];
+        e.at[slot] = count > 0 ? *next : MAP_NONE;
+        *next += count;
+    }
+    parts_add_(&parts->saved, e);
+}
+
+// Returns the begin of a slot of matrix k among the matrices of a tensor.
+static size_t parts_in_tensor_(const OptimizerState* whole, int slot, const Matrices* of, int k) {
+    const SlotShape shape = whole->slots[slot].shape;
+    return shape == SLOT_ROWS   ? of->first + (size_t)k * of->rows
+           : shape == SLOT_COLS ? 0
+                                : state_square_begin(whole, shape, of->row, of->run) +
+                                      (size_t)k * state_matrix_elements(whole, slot, of);
+}
+
+// Adds what the matrices of a tensor have for rows, columns and squares, which comes next. The
+// vocabulary has `words` rows with padding.
+static void parts_add_old_matrices_(CheckpointParts* parts, const StateEntry* tensor, size_t words,
+                                    size_t at[MAP_SLOTS]) {
+    const OptimizerState* whole = &parts->whole;
+    const TensorRow* row = &whole->rows[tensor->tensor];
+    for (const Matrices* of = whole->matrices; of < whole->matrices + whole->num_matrices; of++) {
+        for (int k = 0; k < of->count && of->row == tensor->tensor; k++) {
+            StateEntry matrix = parts_matrix_(of, tensor->layer, (size_t)k);
+            matrix.file = tensor->file;
+            for (int slot = 0; slot < MAP_SLOTS; slot++) {
+                const int has =
+                    whole->slots[slot].shape > SLOT_MATRIX && parts_entry_elements_(whole, &matrix, slot) > 0;
+                matrix.at[slot] = has ? at[slot] + parts_in_tensor_(whole, slot, of, k) : MAP_NONE;
+            }
+            parts_add_(&parts->saved, matrix);
+        }
+    }
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        const SlotShape shape = whole->slots[slot].shape;
+        const int has = shape > SLOT_MATRIX && state_slot_has(whole, slot, tensor->tensor);
+        at[slot] += !has                 ? 0
+                    : shape == SLOT_COLS ? row->cols
+                    : shape != SLOT_ROWS ? state_square_begin(whole, shape, tensor->tensor, tensor_runs(row))
+                    : row->init == INIT_VOCAB ? words
+                                              : row->rows;
+    }
+}
+
+// Adds elements begin ... end - 1 of all, if `end` is not beyond them; returns the number of all.
+static size_t parts_add_range_(CheckpointParts* parts, const SafeTensors* file, const SavedState* s,
+                               size_t begin, size_t end, size_t at[MAP_SLOTS]) {
+    const Map* m = parts->map;
+    size_t first = 0; // element of the copy
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &m->whole[i];
+        const size_t layer = model_rows_in_files(row, m->of.whole) * row->cols;
+        for (int k = 0; k < row->layers; k++) {
+            const size_t from = begin > first ? begin - first : 0,
+                         to = end < first + layer ? end - (end < first ? end : first) : layer;
+            const int l = row->in_block ? tensor_lowest_layer(row, k) : 0;
+            const StateEntry e = {i, l, NULL, {from, to - from, 0, layer, 0}, file, {0}};
+            if (from < to) {
+                parts_add_old_elements_(parts, e, at);
+            }
+            if (from < to && to == layer) {
+                parts_add_old_matrices_(parts, &e, (size_t)s->padded_vocab, at);
+            }
+            first += layer;
+        }
+    }
+    return first;
+}
+
+// Adds the ranges in the metadata of a file: `ranges`, or in the oldest ones one from `begin` to
+// `end`.
+static void parts_read_ranges_(CheckpointParts* parts, const SafeTensors* file, const SavedState* s,
+                               size_t at[MAP_SLOTS]) {
+    const size_t total = parts_number_(file, "total"), wanted = parts_add_range_(parts, file, s, 0, 0, at);
+    const char* text = safetensors_metadata(file, "ranges");
+    char item[PARTS_ITEM_];
     CHECK(total == wanted, "%s: a part of %zu elements, wanted %zu for this model", file->path, total,
           wanted);
-    const char* text = safetensors_metadata(file, "ranges");
     if (!text) {
-        const size_t begin = checkpoint_metadata_(file, "begin"), end = checkpoint_metadata_(file, "end");
-        checkpoint_add_slice_(parts, file, begin, end);
+        parts_add_range_(parts, file, s, parts_number_(file, "begin"), parts_number_(file, "end"), at);
         return;
     }
-    for (size_t begin, end; checkpoint_next_interval_(file, "ranges", &text, &begin, &end);) {
-        checkpoint_add_slice_(parts, file, begin, end);
-    }
-    text = safetensors_metadata(file, "matrices");
-    for (size_t begin, end; text && checkpoint_next_interval_(file, "matrices", &text, &begin, &end);) {
-        checkpoint_add_matrices_(parts, file, begin, end);
+    while (parts_item_(&text, item)) {
+        size_t begin, end;
+        int length = 0;
+        CHECK(sscanf(item, "%zu-%zu%n", &begin, &end, &length) == 2 && !item[length] && begin <= end &&
+                  end <= total,
+              "%s: ranges: \"%s\", wanted some of %zu elements", file->path, item, total);
+        parts_add_range_(parts, file, s, begin, end, at);
     }
 }
 
-static int checkpoint_by_begin_(const void* a, const void* b) {
-    const CheckpointSlice_ *x = (const CheckpointSlice_*)a, *y = (const CheckpointSlice_*)b;
-    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : (x->end > y->end) - (x->end < y->end);
+// Refuses the state of slices, and says what to do.
+static void parts_refuse_slices_(const SafeTensors* file, const char* directory) {
+    CHECK(!safetensors_metadata(file, "slices"),
+          "%s: state of a run with --tensor-slices above 1, which is no longer read: save it with "
+          "--tensor-slices 1 of commit 5e8cb2dd, or start a run from its weights alone: --model %s",
+          file->path, directory);
+}
+
+// ---- reading: all files ----
+
+// Returns true if a slot is read: not a new average.
+static int checkpoint_reads_slot_(const CheckpointParts* parts, int slot) {
+    return !parts->is_new && (slot != STATE_AVERAGE || parts->has_average);
+}
+
+// Ends the program if a file lacks the elements of a slot that its header promises. If it promises
+// none, it needs no tensor.
+static void checkpoint_check_part_(const SafeTensors* file, int slot, size_t count) {
+    const StateSlot s = state_slot_of(slot);
+    if (count > 0) {
+        const SafeTensorsView* view = safetensors_require(file, s.name, 1, &count);
+        CHECK(view->dtype == checkpoint_dtype_(&s), "%s: tensor %s is %s, wanted %s", file->path, s.name,
+              safetensors_dtype_name(view->dtype), safetensors_dtype_name(checkpoint_dtype_(&s)));
+    }
+}
+
+static void checkpoint_add_file_(CheckpointParts* parts, const SafeTensors* file, const SavedState* s,
+                                 const char* directory) {
+    size_t at[MAP_SLOTS] = {0};
+    if (safetensors_metadata(file, "shards")) {
+        parts_read_list_(parts, file, 0, at);
+        parts_read_list_(parts, file, 1, at);
+    } else {
+        parts_refuse_slices_(file, directory);
+        parts_read_ranges_(parts, file, s, at);
+    }
+    for (int slot = 0; slot < MAP_SLOTS; slot++) {
+        checkpoint_check_part_(file, slot, checkpoint_reads_slot_(parts, slot) ? at[slot] : 0);
+    }
 }
 
 // Returns true if a file has optimizer state: optimizer.<i>of<n>.safetensors.
@@ -721,95 +611,13 @@ static int checkpoint_is_part_(const char* name) {
     return sscanf(name, "optimizer.%dof%d.safetensors%n", &i, &n, &end) == 2 && end && !name[end];
 }
 
-// Ends the program if a file lacks the elements of a slot that its ranges promise. If they promise
-// none, it needs no tensor.
-static void checkpoint_check_part_(const CheckpointParts* parts, const SafeTensors* file, int slot) {
-    const StateSlot* s = &parts->own.state.slots[slot];
-    const size_t count = checkpoint_part_elements_(&parts->slots[slot], file) +
-                         checkpoint_part_elements_(&parts->matrices[slot], file);
-    if (count == 0) {
-        return;
-    }
-    const SafeTensorsView* view = safetensors_require(file, s->name, 1, &count);
-    CHECK(view->dtype == checkpoint_dtype_(s), "%s: tensor %s is %s, wanted %s", file->path, s->name,
-          safetensors_dtype_name(view->dtype), safetensors_dtype_name(checkpoint_dtype_(s)));
+static int parts_compare_(const void* a, const void* b) {
+    const StateEntry *x = (const StateEntry*)a, *y = (const StateEntry*)b;
+    return x->tensor != y->tensor ? x->tensor - y->tensor : x->layer - y->layer;
 }
 
-// Ends the program at a value that no optimizer can have written: NaN, or below the slot's least.
-// Every code of an 8-bit slot is legal.
-static void checkpoint_check_state_(const char* path, const StateSlot* slot, const void* values, size_t first,
-                                    size_t count) {
-    char wanted[64] = "a number";
-    if (isfinite(slot->least)) {
-        snprintf(wanted, sizeof(wanted), "%g or more", (double)slot->least);
-    }
-    for (size_t i = 0; i < count && checkpoint_dtype_(slot) == SAFETENSORS_F32; i++) {
-        const float value = ((const float*)values)[i];
-        CHECK(value >= slot->least, "%s: element %zu of %s is %f, wanted %s", path, first + i, slot->name,
-              (double)value, wanted);
-    }
-}
-
-// Returns the index of the first slice that ends after `begin`.
-static size_t checkpoint_find_slice_(const CheckpointSlices_* s, size_t begin) {
-    size_t i = 0, step = s->count;
-    for (; step > 0; step /= 2) {
-        while (i + step <= s->count && s->slices[i + step - 1].end <= begin) {
-            i += step;
-        }
-    }
-    return i;
-}
-
-// Reads the elements begin ... end-1 of a slot from the slices that have them.
-static void checkpoint_read_elements_(const CheckpointParts* parts, const CheckpointSlices_* slices, int slot,
-                                      size_t begin, size_t end, char* out) {
-    const StateSlot* s = &parts->own.state.slots[slot];
-    for (size_t i = checkpoint_find_slice_(slices, begin); i < slices->count && slices->slices[i].begin < end;
-         i++) {
-        const CheckpointSlice_* slice = &slices->slices[i];
-        const size_t from = begin > slice->begin ? begin : slice->begin,
-                     to = end < slice->end ? end : slice->end, at = slice->at + (from - slice->begin);
-        if (from < to) {
-            const SafeTensorsView* view = safetensors_find(slice->file, s->name);
-            char* values = out + (from - begin) * s->element_bytes;
-            memcpy(values, view->data + at * s->element_bytes, (to - from) * s->element_bytes);
-            safetensors_release(view, at, to - from);
-            checkpoint_check_state_(slice->file->path, s, values, at, to - from);
-        }
-    }
-}
-
-// Sorts the slices. Ends the program unless they fill the space.
-static void checkpoint_check_slices_(CheckpointParts* parts, const char* directory) {
-    size_t at = 0;
-    CheckpointSlices_* s = &parts->space;
-    safetensors_sort(s->slices, s->count, sizeof(CheckpointSlice_), checkpoint_by_begin_);
-    for (size_t i = 0; i < s->count; i++) {
-        CHECK(s->slices[i].begin == at,
-              "%s: elements from %zu on, wanted those from %zu: the parts do not fit",
-              s->slices[i].file->path, s->slices[i].begin, at);
-        at = s->slices[i].end;
-    }
-    const size_t total = checkpoint_total_(&parts->numbers);
-    CHECK(at == total, "%s: optimizer state of %zu elements, wanted %zu", directory, at, total);
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        CheckpointSlices_* const all[] = {&parts->slots[slot], &parts->matrices[slot]};
-        for (int i = 0; i < 2; i++) {
-            safetensors_sort(all[i]->slices, all[i]->count, sizeof(CheckpointSlice_), checkpoint_by_begin_);
-        }
-    }
-}
-
-// Returns true if a slot is read: not a new average.
-static int checkpoint_reads_slot_(const CheckpointParts* parts, int slot) {
-    return checkpoint_has_slot_(&parts->own.state, slot) && !parts->is_new &&
-           (slot != STATE_AVERAGE || parts->has_average);
-}
-
-// Opens the files of a checkpoint. Ends the program unless they have all slots.
-static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, const char* directory,
-                                   Optimizer optimizer) {
+// Opens the files of a checkpoint, and sorts their contents.
+static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, const char* directory) {
     char path[PATH_MAX];
     parts->files = (SafeTensors*)check_alloc((size_t)s->num_files + 1, sizeof(SafeTensors), directory);
     for (int i = 0; i < s->num_files; i++) {
@@ -817,21 +625,11 @@ static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, 
             SafeTensors* file = &parts->files[parts->num_files++];
             file_join(path, directory, s->files[i].name);
             safetensors_open(file, path);
-            if (parts->num_files == 1) {
-                checkpoint_open_numbers_(parts, file, optimizer);
-            }
-            checkpoint_add_file_(parts, file);
+            checkpoint_add_file_(parts, file, s, directory);
         }
     }
     CHECK(parts->num_files > 0, "%s: no files of the optimizer's state", directory);
-    checkpoint_check_slices_(parts, directory);
-    for (size_t i = 0; i < parts->num_files; i++) {
-        for (int slot = 0; slot < STATE_SLOTS; slot++) {
-            if (checkpoint_reads_slot_(parts, slot)) {
-                checkpoint_check_part_(parts, &parts->files[i], slot);
-            }
-        }
-    }
+    safetensors_sort(parts->saved.all, parts->saved.count, sizeof(StateEntry), parts_compare_);
 }
 
 // Returns the rows of the parameters that the saved run had frozen in all blocks.
@@ -855,111 +653,116 @@ static int checkpoint_same_sides_(const SavedState* s, Optimizer optimizer) {
     return optimizer.name != OPTIMIZER_SOAP || (side && atoi(side) == optimizer.soap_max_side);
 }
 
-int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, const RankPart* of) {
+int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, const MapOf* of) {
     const char* name = state_option(s, "optimizer");
-    return !name ||
-           (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
-            checkpoint_frozen_rows_(s, of->whole) == of->frozen && checkpoint_same_sides_(s, optimizer) &&
-            checkpoint_has_optional_(s, optimizer.name) == optimizer.has_optional);
+    return !name || (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
+                     checkpoint_frozen_rows_(s, of->whole) == of->freeze.rows &&
+                     checkpoint_same_sides_(s, optimizer) &&
+                     checkpoint_has_optional_(s, optimizer.name) == optimizer.has_optional);
 }
 
-int checkpoint_average_fits(const SavedState* s, Optimizer optimizer, const RankPart* of) {
+int checkpoint_average_fits(const SavedState* s, Optimizer optimizer, const MapOf* of) {
     Average saved;
     return average_parse(&saved, state_option(s, "average")) && average_is_same(saved, optimizer.average) &&
            checkpoint_state_fits(s, optimizer, of);
 }
 
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
-                           Optimizer optimizer, const RankPart* of) {
-    memset(parts, 0, sizeof(*parts));
-    checkpoint_part_open(&parts->own, optimizer, of);
-    parts->is_new = !checkpoint_state_fits(s, optimizer, of);
-    parts->has_average = checkpoint_average_fits(s, optimizer, of);
+                           const OptimizerState* state, const Map* m) {
+    memset((void*)parts, 0, sizeof(*parts));
+    parts->map = m;
+    parts->whole = parts_whole_(state, m);
+    parts->own = parts_own_(&parts->whole, state, m, 0);
+    parts->is_new = !checkpoint_state_fits(s, state->optimizer, &m->of);
+    parts->has_average = checkpoint_average_fits(s, state->optimizer, &m->of);
     if (!parts->is_new) {
-        checkpoint_open_files_(parts, s, directory, optimizer);
+        checkpoint_open_files_(parts, s, directory);
     }
 }
 
-// Returns how many of the first elements of a range are neighbors in the files, too, and sets
-// their number there.
-static size_t checkpoint_find_run_(const CheckpointParts* parts, const ZeroRange* range, size_t* number) {
-    const RankPart* of = &parts->own.of;
-    const int t = parts->numbers.tensor;
-    *number = range->logical;
-    if (t == parts->own.space.tensor) {
-        return range->count;
-    }
-    const PartRun own = part_run(&parts->own.state.rows[range->row], of->whole, of->own.part, range->before),
-                  file = part_place(&parts->numbers.state.rows[range->row], of->whole, t, own.whole);
-    const size_t count = own.count < file.count ? own.count : file.count;
-    *number = checkpoint_layer_begin_(&parts->numbers, &parts->own, range->row, range->copy) + file.part;
-    return count < range->count ? count : range->count;
-}
+// ---- reading: values ----
 
-// Reads the elements of a slot that belong to a range.
-static void checkpoint_read_range_(const CheckpointParts* parts, int slot, ZeroRange range, char* out) {
-    while (range.count > 0) {
-        size_t number;
-        const size_t run = checkpoint_find_run_(parts, &range, &number),
-                     begin = checkpoint_slot_place_(&parts->numbers, slot, number),
-                     end = checkpoint_slot_place_(&parts->numbers, slot, number + run);
-        checkpoint_read_elements_(parts, &parts->slots[slot], slot, begin, end, out);
-        out += (end - begin) * parts->own.state.slots[slot].element_bytes;
-        range.logical += run;
-        range.before += run;
-        range.count -= run;
+// Ends the program at a value that no optimizer can have written: NaN, or below the slot's least.
+// Every code of an 8-bit slot is legal.
+static void checkpoint_check_state_(const char* path, const StateSlot* slot, const void* values, size_t first,
+                                    size_t count) {
+    char wanted[64] = "a number";
+    if (isfinite(slot->least)) {
+        snprintf(wanted, sizeof(wanted), "%g or more", (double)slot->least);
+    }
+    for (size_t i = 0; i < count && checkpoint_dtype_(slot) == SAFETENSORS_F32; i++) {
+        const float value = ((const float*)values)[i];
+        CHECK(value >= slot->least, "%s: element %zu of %s is %f, wanted %s", path, first + i, slot->name,
+              (double)value, wanted);
     }
 }
 
-// Reads the elements of a slot that belong to a matrix.
-static void checkpoint_read_matrix_(const CheckpointParts* parts, int slot, OwnedMatrix x, char* out) {
-    const OwnedMatrix whole = checkpoint_matrix_(&parts->own, x);
-    const CheckpointSpace* space = parts->has_matrices ? &parts->own.whole : &parts->numbers;
-    const int in_file = parts->has_matrices      ? slot
-                        : slot == STATE_MATRIX_M ? STATE_M
-                        : slot == STATE_MATRIX_V ? STATE_V
-                                                 : slot;
-    const CheckpointSlices_* slices = parts->has_matrices ? &parts->matrices[slot] : &parts->slots[in_file];
-    const size_t begin = checkpoint_matrix_place_(space, in_file, whole);
-    checkpoint_read_elements_(parts, slices, in_file, begin,
-                              begin + state_matrix_elements(&parts->own.state, slot, x.of), out);
+// Copies `count` elements of a slot of an entry in a file.
+static void parts_copy_(const StateEntry* saved, int slot, size_t first, size_t count, char* to) {
+    const StateSlot s = state_slot_of(parts_slot_in_file_(saved, slot));
+    const SafeTensorsView* view = safetensors_find(saved->file, s.name);
+    const size_t at = saved->at[slot] + first;
+    memcpy(to, view->data + at * s.element_bytes, count * s.element_bytes);
+    safetensors_release(view, at, count);
+    checkpoint_check_state_(saved->file->path, &s, to, at, count);
 }
 
-void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* group) {
-    const OptimizerState* state = &parts->own.state;
-    const StateSlot* s = &state->slots[slot];
-    const size_t first = state_group_begin(state, slot, g);
-    memset(group, 0, state_group_elements(state, slot, g) * s->element_bytes);
-    if (!checkpoint_reads_slot_(parts, slot) || state_group_elements(state, slot, g) == 0) {
-        return;
+// Copies the elements of a slot that two entries have in common; returns their number.
+static size_t parts_copy_common_(const CheckpointParts* parts, const StateEntry* own, const StateEntry* saved,
+                                 int slot, char* to) {
+    const StateSlot s = state_slot_of(slot);
+    const size_t unit = parts->map->of.shapes[slot] == SLOT_BLOCKS ? MAP_BLOCK : 1;
+    MapMeet meet = {0, 0, 0};
+    size_t count = 0;
+    while (map_meet(&own->piece, &saved->piece, &meet)) {
+        CHECK((meet.in_a | meet.in_b | meet.count) % unit == 0, "%s: shards end inside of a block of %s",
+              saved->file->path, s.name);
+        parts_copy_(saved, slot, meet.in_b / unit, meet.count / unit,
+                    to + meet.in_a / unit * s.element_bytes);
+        count += meet.count / unit;
     }
-    for (int i = 0; i < parts->own.num_ranges; i++) {
-        const ZeroRange* range = &parts->own.ranges[i];
-        if (range->group == g && state_slot_has(state, slot, range->row) &&
-            !state_slot_is_whole(state, slot, range->row)) {
-            char* out = (char*)group + (state_begin(state, slot, range) - first) * s->element_bytes;
-            checkpoint_read_range_(parts, slot, *range, out);
+    return count;
+}
+
+size_t checkpoint_parts_count(const CheckpointParts* parts, const StateEntry* own, int slot) {
+    return own->at[slot] != MAP_NONE && checkpoint_reads_slot_(parts, slot)
+               ? parts_entry_elements_(&parts->whole, own, slot)
+               : 0;
+}
+
+void checkpoint_parts_read(const CheckpointParts* parts, const StateEntry* own, int slot, void* values) {
+    const StateSlot s = state_slot_of(slot);
+    const StateEntries* saved = &parts->saved;
+    const size_t wanted = checkpoint_parts_count(parts, own, slot);
+    size_t found = 0, i = 0;
+    for (size_t step = saved->count; step > 0; step /= 2) { // the first entry of the tensor
+        while (i + step <= saved->count && parts_compare_(&saved->all[i + step - 1], own) < 0) {
+            i += step;
         }
     }
-    for (OwnedMatrix x = {NULL, 0, 0}; checkpoint_next_matrix_(&parts->own, g, &x);) {
-        if (state_matrix_elements(state, slot, x.of) > 0) {
-            char* out = (char*)group + (state_matrix_begin(state, slot, x) - first) * s->element_bytes;
-            checkpoint_read_matrix_(parts, slot, x, out);
+    for (; i < saved->count && parts_compare_(&saved->all[i], own) == 0; i++) {
+        const StateEntry* e = &saved->all[i];
+        if (e->at[slot] == MAP_NONE) {
+            continue;
+        }
+        if (!e->of) {
+            found += parts_copy_common_(parts, own, e, slot, (char*)values);
+        } else if (e->of == own->of && e->piece.logical == own->piece.logical) {
+            parts_copy_(e, slot, 0, wanted, (char*)values);
+            found += wanted;
         }
     }
+    CHECK(found == wanted, "%s: the files have %zu elements of %s for %zu of %s, layer %d",
+          parts->files[0].path, found, s.name, wanted, parts->map->whole[own->tensor].name, own->layer);
 }
 
 void checkpoint_parts_close(CheckpointParts* parts) {
     for (size_t i = 0; i < parts->num_files; i++) {
         safetensors_close(&parts->files[i]);
     }
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        free(parts->matrices[slot].slices);
-        free(parts->slots[slot].slices);
-    }
-    free(parts->space.slices);
     free(parts->files);
-    checkpoint_part_close(&parts->own);
+    free(parts->saved.all);
+    free(parts->own.all);
 }
 
 #endif // OPTIMIZER_PARTS_IMPLEMENTATION

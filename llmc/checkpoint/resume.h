@@ -93,7 +93,6 @@ void resume_close(Resume* r);
 #include "llmc/setup/resolve.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/schedule.h"
-#include "llmc/parallel/rank_part.h"
 
 static const char* resume_out_(const Options* options) {
     if (!options->output.dir[0]) {
@@ -621,8 +620,8 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     resume_order_(r, options, file, are_other_data, data);
     resume_print_rate_(r, options, file);
     resume_print_auto_rate_(r, options, file);
-    const RankPart part = settled_part(s);
-    if (!checkpoint_state_fits(&r->saved, s->optimizer, &part)) {
+    const MapOf of = settled_map(s, 1);
+    if (!checkpoint_state_fits(&r->saved, s->optimizer, &of)) {
         fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",
                 optimizer_word((OptimizerName)options->optimizer.name));
     }

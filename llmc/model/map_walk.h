@@ -97,6 +97,25 @@ typedef struct {
 // Returns the settings of one rank with all of a model in ZeRO stage 0, without state.
 MapOf map_of_model(ModelConfig cfg);
 
+// Place of a rank in the grid.
+typedef struct {
+    int stage, data, tensor; // of the pipeline; ranks in its data group and its tensor group
+} MapPlace;
+
+static inline MapPlace map_place(const MapOf* of, int rank) {
+    const MapPlace place = {rank / of->tensor / of->data, rank / of->tensor % of->data, rank % of->tensor};
+    return place;
+}
+
+static inline int map_rank(const MapOf* of, MapPlace place) {
+    return (place.stage * of->data + place.data) * of->tensor + place.tensor;
+}
+
+// True if each rank of a data group has all of the model, or its shards of it.
+static inline int map_is_plain(const MapOf* of) {
+    return of->tensor == 1 && of->pipeline == 1 && of->experts == 1;
+}
+
 // Returns the part of the model that a rank has, as a model of its own.
 ModelConfig map_part(const MapOf* of, int rank);
 

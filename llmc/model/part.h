@@ -48,27 +48,6 @@ typedef struct {
 // part.
 PartRun part_run(const TensorRow* row, ModelConfig whole, ModelPart part, size_t at);
 
-// Returns the run that starts at element `at` of a tensor of the whole model, which t ranks cut.
-// Its `part` counts as if the parts of all ranks lay one after the other. `row` is the tensor's row
-// in the whole.
-PartRun part_place(const TensorRow* row, ModelConfig whole, int t, size_t at);
-
-// ---- groups ----
-
-typedef enum { PART_TAKE, PART_PUT } PartCopy;
-
-// A group of parameters in memory that has only this group, laid out by `rows`, which say how large
-// elements are.
-typedef struct {
-    const TensorRow* rows;
-    int group;
-    void* memory;
-} PartGroup;
-
-// Copies the tensors that a group of a part and a group of the whole model have in common: takes
-// them from the whole, or puts them into it.
-void part_copy_group(PartCopy direction, PartGroup part, ModelPart which, PartGroup whole, ModelConfig cfg);
-
 #ifdef __cplusplus
 }
 #endif
@@ -212,66 +191,6 @@ PartRun part_run(const TensorRow* row, ModelConfig whole, ModelPart part, size_t
     const PartRun run = {at, of_whole + (size_t)part.tensor_rank * elements + (at - begin),
                          begin + elements - at};
     return run;
-}
-
-static PartRun part_place_in_cols_(const TensorRow* row, int t, size_t at) {
-    const size_t cols = row->cols / (size_t)t, r = at / row->cols, rank = at % row->cols / cols,
-                 c = at % row->cols % cols;
-    const PartRun run = {(rank * row->rows + r) * cols + c, at, cols - c};
-    return run;
-}
-
-PartRun part_place(const TensorRow* row, ModelConfig whole, int t, size_t at) {
-    size_t begin = 0, in_part = 0; // of the matrix; in a rank's part
-    // vocabulary rows keep their order
-    if (t <= 1 || row->split == SPLIT_NONE || row->split == SPLIT_WORDS) {
-        const PartRun all = {at, at, tensor_layer_elements(row) - at};
-        return all;
-    }
-    if (row->split == SPLIT_COLS) {
-        return part_place_in_cols_(row, t, at);
-    }
-    const PartLines_ lines = part_lines_(row, whole, t);
-    int m = 0;
-    while (at >= begin + lines.lines[m] * lines.cols) {
-        begin += lines.lines[m] * lines.cols;
-        in_part += lines.of_rank[m] * lines.cols;
-        m++;
-    }
-    const size_t of_rank = lines.of_rank[m] * lines.cols, inside = (at - begin) % of_rank,
-                 rank = (at - begin) / of_rank;
-    const PartRun run = {rank * (tensor_layer_elements(row) / (size_t)t) + in_part + inside, at,
-                         of_rank - inside};
-    return run;
-}
-
-// ---- groups ----
-
-static void part_copy_tensor_(PartCopy direction, const TensorRow* row, char* part, char* whole,
-                              ModelConfig cfg, ModelPart which) {
-    const size_t bytes = row->element_bytes;
-    for (size_t at = 0; at < tensor_layer_elements(row);) {
-        const PartRun run = part_run(row, cfg, which, at);
-        char *a = part + run.part * bytes, *b = whole + run.whole * bytes;
-        memcpy(direction == PART_TAKE ? a : b, direction == PART_TAKE ? b : a, run.count * bytes);
-        at += run.count;
-    }
-}
-
-void part_copy_group(PartCopy direction, PartGroup part, ModelPart which, PartGroup whole, ModelConfig cfg) {
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow *row = &part.rows[i], *from = &whole.rows[i];
-        const int first = tensor_first_copy_in_group(row, part.group),
-                  copies = tensor_is_in_group(row, part.group) ? tensor_copies_in_group(row) : 0;
-        for (int k = first; k < first + copies; k++) {
-            const int l = which.first_layer + tensor_lowest_layer(row, k);
-            char* tensor = (char*)tensor_in_group(row, part.memory) + (size_t)(k - first) * row->layer_bytes;
-            if (tensor_group(from, from->in_block ? l : 0) == whole.group) {
-                part_copy_tensor_(direction, row, tensor, (char*)tensor_in_group(from, whole.memory), cfg,
-                                  which);
-            }
-        }
-    }
 }
 
 #endif // PART_IMPLEMENTATION

@@ -17,11 +17,11 @@ enum { CHECKSUM_THREADS_ = 256, CHECKSUM_BLOCKS_ = 4 };
 // moves  reads 8 bytes per word. Bound by memory.
 // order  none; the sum of integers is the same in any
 __global__ void __launch_bounds__(CHECKSUM_THREADS_)
-    checksum_kernel_(unsigned long long* sum, const uint64_t* words, size_t count) {
+    checksum_kernel_(unsigned long long* sum, const uint64_t* words, size_t count, size_t first) {
     const size_t stride = (size_t)gridDim.x * CHECKSUM_THREADS_;
     unsigned long long own = 0;
     for (size_t i = (size_t)blockIdx.x * CHECKSUM_THREADS_ + threadIdx.x; i < count; i += stride) {
-        own += checksum_word(words[i], i);
+        own += checksum_word(words[i], first + i);
     }
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -33,13 +33,14 @@ __global__ void __launch_bounds__(CHECKSUM_THREADS_)
 }
 
 // Sets *sum, in device memory.
-static inline void checksum_words(unsigned long long* sum, const void* words, size_t count, const Gpu* gpu) {
+static inline void checksum_words(unsigned long long* sum, const void* words, size_t count, size_t first,
+                                  const Gpu* gpu) {
     const size_t most = (size_t)CHECKSUM_BLOCKS_ * gpu->multiprocessors,
                  all = (count + CHECKSUM_THREADS_ - 1) / CHECKSUM_THREADS_;
     CUDA_CHECK(cudaMemsetAsync(sum, 0, sizeof(*sum), gpu->stream));
     if (count > 0) {
         launch(checksum_kernel_, dim3((unsigned)(all < most ? all : most)), CHECKSUM_THREADS_, 0, gpu, sum,
-               (const uint64_t*)words, count);
+               (const uint64_t*)words, count, first);
     }
 }
 

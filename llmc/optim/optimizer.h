@@ -173,6 +173,9 @@ typedef struct {
 // The slot of averages, as a bit.
 #define SLOT_OF_AVERAGE (1u << STATE_AVERAGE)
 
+// Returns the row of a slot in the table, without a place.
+StateSlot state_slot_of(int slot);
+
 // True if a row has a slot.
 static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
     return (s->slots_of[row] >> slot) & 1;
@@ -482,15 +485,12 @@ static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
            (has_average ? SLOT_BIT_(AVERAGE) : 0) | (master < STATE_SLOTS ? 1u << master : 0);
 }
 
-static void state_set_slots_(OptimizerState* s) {
+StateSlot state_slot_of(int slot) {
 #define STATE_SLOT_(id, name_, type_, shape_, least_, label_)                                                \
-    s->slots[id].name = name_;                                                                               \
-    s->slots[id].label = label_;                                                                             \
-    s->slots[id].shape = shape_;                                                                             \
-    s->slots[id].element_bytes = sizeof(type_);                                                              \
-    s->slots[id].least = least_;
-    STATE_TABLE_(STATE_SLOT_)
+    [id] = {.name = name_, .label = label_, .shape = shape_, .element_bytes = sizeof(type_), .least = least_},
+    static const StateSlot slots[STATE_SLOTS] = {STATE_TABLE_(STATE_SLOT_)};
 #undef STATE_SLOT_
+    return slots[slot];
 }
 
 // Returns the slots of squares that a row does not have, because all its sides are too long.
@@ -665,7 +665,9 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     s->cfg = cfg;
     zero_parameter_rows(s->rows, zero, cfg, 1);
     model_parameter_rows_of(s->whole, model_of_part(cfg), 1);
-    state_set_slots_(s);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        s->slots[slot] = state_slot_of(slot);
+    }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const int is_still = tensor_is_absent(&s->rows[i]) || optimizer.frozen >> i & 1;
         s->rule[i] = is_still ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);

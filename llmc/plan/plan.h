@@ -101,23 +101,26 @@ static void plan_count_copy_(Memory* memory, const Settled* s) {
     const Options* o = &s->options;
     const int is_gpu = o->program.trainer == OPTION_GPU,
               copies = is_gpu ? o->output.dir[0] && s->use == USE_TRAIN : checkpoints_copy(o);
-    const RankPart part = settled_part(s);
+    const MapOf of = settled_map(s, 1);
+    const int rank = grid_rank(&s->ranks.grid);
+    OptimizerState state;
+    optimizer_state_open(&state, s->optimizer, &s->zero, s->part);
     if (copies) {
         memory_count(memory, is_gpu ? "pinned copy to save" : "copy to save",
                      is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
-                     checkpoints_bytes(&part, s->optimizer, s->saved_dtype, o->output.model_file_gb));
+                     checkpoints_bytes(&of, rank, &state, s->saved_dtype, o->output.model_file_gb));
     }
     if (o->output.dir[0] && s->use == USE_TRAIN) {
         memory_count(memory, "average to save", is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
-                     checkpoints_average_bytes(&part, s->optimizer, s->saved_dtype, o->output.model_file_gb));
+                     checkpoints_average_bytes(&of, rank, s->saved_dtype, o->output.model_file_gb));
     }
 }
 
 // Returns the bytes of a group in fp32 that a host needs while it loads weights that it does not
 // have as files have them: in 8 bits, or a part.
 static size_t plan_load_bytes_(const Settled* s) {
-    const RankPart part = settled_part(s);
-    return s->options.texts.quantize || !rank_part_is_whole(&part) ? load_bytes(&part) : 0;
+    const MapOf of = settled_map(s, 1);
+    return s->options.texts.quantize || !map_is_plain(&of) ? load_bytes(&of) : 0;
 }
 
 static void plan_count_load_(Memory* memory, const Settled* s) {

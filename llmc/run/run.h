@@ -238,8 +238,10 @@ void run_decide(Run* run, const Settled* s) {
 
 void run_set_model(Run* run, Model* model) {
     const Settled* s = run->settled;
-    const ModelFiles files = {model,          run->trainer->access, settled_part(s), s->optimizer,
-                              s->saved_dtype, run->plan.in_place,   &run->comm,      NULL};
+    const ModelAccess access = run->trainer->access;
+    const ModelFiles files = {
+        model,      access, access.map(model), access.state(model), s->saved_dtype, run->plan.in_place,
+        &run->comm, 0};
     run->model = model;
     run->files = files;
 }
@@ -386,7 +388,7 @@ void run_save(Run* run) { run_save_(run, run->due); }
 void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t sequence) {
     load_checkpoint(&run->files, path, saved);
     run_state_restore(&run->state, &saved->run);
-    if (!checkpoint_average_fits(saved, run->files.optimizer, &run->files.part)) {
+    if (!checkpoint_average_fits(saved, run->files.state->optimizer, &run->files.map->of)) {
         run->state.average_from = run->state.updates; // it starts now
     }
     if (run->train) {

@@ -248,11 +248,16 @@ static void start_open_state_(Run* run) {
 static uint64_t start_load_teacher_(Run* run, Model* teacher) {
     uint64_t checksum = 0;
     const Settled s = setup_teacher(run->settled);
-    const ModelFiles files = {teacher,          run->trainer->access,
-                              settled_part(&s), s.optimizer,
-                              s.saved_dtype,    run->plan.in_place && !s.options.texts.quantize,
-                              &run->comm,       NULL};
+    const ModelAccess access = run->trainer->access;
     if (teacher) {
+        const ModelFiles files = {teacher,
+                                  access,
+                                  access.map(teacher),
+                                  access.state(teacher),
+                                  s.saved_dtype,
+                                  run->plan.in_place && !s.options.texts.quantize,
+                                  &run->comm,
+                                  0};
         load_model(&files, run->teacher_path, HF_LAST, 0, NULL, &checksum);
     }
     return checksum;

@@ -83,13 +83,14 @@ static inline void rank_report_add(RankReport* report, ModelConfig cfg, const Fr
     }
 }
 
-// Bytes of the parameters in memory, multiples of 8; none: all that the ranks of a data group have.
+// Bytes of the parameters in memory, multiples of 8, and the number of the first 8; none: all that
+// the ranks of a data group have.
 typedef struct {
-    size_t begin, count;
+    size_t begin, count, number;
 } ParameterBytes;
 
 static inline ParameterBytes all_parameters(void) {
-    const ParameterBytes all = {0, 0};
+    const ParameterBytes all = {0, 0, 0};
     return all;
 }
 

@@ -27,7 +27,6 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/rank_part.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/setup/launcher.h"
 #include "llmc/setup/options.h"
@@ -214,12 +213,6 @@ static inline void settled_conclude(Settled* s) {
     s->gradient_bytes = o->memory.gradients ? sizeof(float) : s->element_bytes;
     s->saved_dtype = o->memory.master_weights && s->use != USE_EVALUATE ? SAFETENSORS_F32 : s->dtype;
     s->decode_batch = s->use == USE_GENERATE ? o->batch.size : 1;
-}
-
-// Returns the part of the model that this rank has.
-static inline RankPart settled_part(const Settled* s) {
-    const RankPart part = {s->cfg, s->part, s->zero, s->ranks.grid, s->freeze.rows};
-    return part;
 }
 
 // Returns the inputs of the map of elements (map.h). `places`: how many layers have memory at a

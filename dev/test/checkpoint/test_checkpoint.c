@@ -77,12 +77,29 @@ static void* get_group(Model* model, int g, void* group) {
                  : place;
 }
 
+// Where the state of a model of one process lies in memory: v behind m.
+static const OptimizerState* layout_of(ModelConfig cfg) {
+    static OptimizerState layout;
+    const ZeroPlan plan = zero_plan(cfg, 0, 0, 1);
+    optimizer_state_open(&layout, adamw, &plan, cfg);
+    return &layout;
+}
+
 static void* get_state(Model* model, int slot, size_t at, void* state, size_t bytes) {
-    const ZeroPlan plan = zero_plan(TINY, 0, 0, 1);
-    OptimizerState layout;
-    optimizer_state_open(&layout, adamw, &plan, TINY);
-    char* place = model->state + layout.slots[slot].offset_bytes + at;
+    char* place = model->state + layout_of(TINY)->slots[slot].offset_bytes + at;
     return state ? memcpy(state, place, bytes) : place;
+}
+
+// Returns the map of one process, which updates everything.
+static const Map* map_of(ModelConfig cfg) {
+    static Memory memory;
+    static Map map;
+    MapOf of = map_of_model(cfg);
+    optimizer_set_map(&of, adamw);
+    memory_close(&memory);
+    memory = memory_on_host();
+    map_open(&map, &memory, MEMORY_HOST, &of, 0);
+    return &map;
 }
 
 static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtype) {
@@ -91,8 +108,8 @@ static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtyp
     const CheckpointRun run = {.trainer = "test",
                                .model = {.model = model,
                                          .access = {.get_group = get_group, .get_state = get_state},
-                                         .part = rank_part_of_data(cfg, zero_plan(cfg, 0, 0, 1), 0),
-                                         .optimizer = adamw,
+                                         .map = map_of(cfg),
+                                         .state = layout_of(cfg),
                                          .dtype = dtype,
                                          .in_place = 1,
                                          .comm = &alone},
@@ -101,14 +118,9 @@ static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtyp
     return run;
 }
 
-// One process, which updates everything.
-static ZeroPlan whole(void) { return zero_plan(TINY, 0, 0, 1); }
-static RankPart whole_part(void) { return rank_part_of_data(TINY, whole(), 0); }
-
 // Bytes of the copy that a save makes.
 static size_t copy_bytes(SafeTensorsDtype dtype) {
-    const RankPart part = whole_part();
-    return checkpoints_bytes(&part, adamw, dtype, 5);
+    return checkpoints_bytes(&map_of(TINY)->of, 0, layout_of(TINY), dtype, 5);
 }
 
 static RunState state_of(int64_t step) {
@@ -125,16 +137,8 @@ static void fill_squares(float* memory, size_t n, float value) {
     }
 }
 
-// Where the state of TINY lies in memory: v behind m.
-static OptimizerState state_layout(void) {
-    const ZeroPlan plan = whole();
-    OptimizerState state;
-    optimizer_state_open(&state, adamw, &plan, TINY);
-    return state;
-}
-
 static Model model_of(SafeTensorsDtype dtype) {
-    const ZeroPlan plan = whole();
+    const ZeroPlan plan = zero_plan(TINY, 0, 0, 1);
     const size_t bytes = copy_bytes(dtype),
                  params = zero_count(&plan, ZERO_FULL) * safetensors_dtype_bytes(dtype);
     char* memory = check_alloc(bytes, 1, "model");
@@ -142,10 +146,10 @@ static Model model_of(SafeTensorsDtype dtype) {
 }
 
 // Elements of m, and of v.
-static size_t state_elements(void) { return state_layout().slots[STATE_M].bytes / sizeof(float); }
+static size_t state_elements(void) { return layout_of(TINY)->slots[STATE_M].bytes / sizeof(float); }
 
-static float* m_of(const Checkpoints* c) { return (float*)c->optimizer; }
-static float* v_of(const Checkpoints* c) { return (float*)c->optimizer + state_elements(); }
+static float* m_of(const Checkpoints* c) { return (float*)c->slots[STATE_M]; }
+static float* v_of(const Checkpoints* c) { return (float*)c->slots[STATE_V]; }
 
 // Saves a model whose first weight is `value`, after what spoil (NULL: nothing) does to it; path
 // becomes the checkpoint's.
@@ -180,15 +184,13 @@ static void save(const Run* run, int64_t step) {
 
 // Reads m and v into memory that is laid out by the rows of TINY,
 static void read_optimizer(const SavedState* state, const char* directory, float* memory) {
-    const RankPart part = whole_part();
-    const OptimizerState layout = state_layout();
     CheckpointParts parts;
-    checkpoint_parts_open(&parts, state, directory, adamw, &part);
-    for (int g = 0; g < part.zero.groups; g++) {
+    checkpoint_parts_open(&parts, state, directory, layout_of(TINY), map_of(TINY));
+    for (size_t i = 0; i < parts.own.count; i++) {
+        const StateEntry* own = &parts.own.all[i];
         for (int slot = STATE_M; slot <= STATE_V; slot++) {
-            checkpoint_parts_read(&parts, slot, g,
-                                  memory + (slot == STATE_V ? state_elements() : 0) +
-                                      state_group_begin(&layout, slot, g));
+            checkpoint_parts_read(&parts, own, slot,
+                                  memory + (slot == STATE_V ? state_elements() : 0) + own->at[slot]);
         }
     }
     checkpoint_parts_close(&parts);
@@ -376,90 +378,6 @@ TEST(model_files) {
            "the weights");
 }
 
-// Files of any number that fill the space of the optimizer's state are as good as one.
-static void write_slice(const SafeTensorsView* m, const SafeTensorsView* v, const char* path, size_t begin,
-                        size_t end) {
-    SafeTensorsWriter writer;
-    char number[3][32];
-    const size_t count = end - begin;
-    snprintf(number[0], 32, "%zu", begin);
-    snprintf(number[1], 32, "%zu", end);
-    snprintf(number[2], 32, "%zu", m->elements);
-    safetensors_writer_open(&writer, path);
-    safetensors_writer_metadata(&writer, "begin", number[0]);
-    safetensors_writer_metadata(&writer, "end", number[1]);
-    safetensors_writer_metadata(&writer, "total", number[2]);
-    safetensors_writer_declare(&writer, "m", SAFETENSORS_F32, 1, &count);
-    safetensors_writer_declare(&writer, "v", SAFETENSORS_F32, 1, &count);
-    safetensors_writer_begin(&writer);
-    safetensors_write_raw(&writer, m->data + 4 * begin, 4 * count);
-    safetensors_write_raw(&writer, v->data + 4 * begin, 4 * count);
-    safetensors_writer_commit(&writer);
-}
-
-typedef struct {
-    const char* directory;
-    int parts, missing; // -1: none
-} Slices;
-
-static void body_read_slices(const void* slices) {
-    const Slices* s = (const Slices*)slices;
-    SavedFile files[8];
-    char names[8][64];
-    SavedState state;
-    memset(&state, 0, sizeof(state));
-    state.files = files;
-    for (int i = 0; i < s->parts; i++) {
-        snprintf(names[i], 64, "optimizer.%dof%d.safetensors", i + 1, s->parts);
-        files[state.num_files].name = names[i];
-        state.num_files += i != s->missing;
-    }
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    const size_t n = model_parameter_rows_of(rows, TINY, sizeof(float)) / sizeof(float);
-    float* got = (float*)check_alloc(2 * n, sizeof(float), "read");
-    float* want = (float*)check_alloc(n, sizeof(float), "wanted");
-    read_optimizer(&state, s->directory, got);
-    fill(want, n, SAFETENSORS_F32, 2);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].layers; l++) {
-            EXPECT(memcmp(tensor_at_layer(&rows[i], got, l), tensor_at_layer(&rows[i], want, l),
-                          4 * model_rows_in_files(&rows[i], TINY) * rows[i].cols) == 0,
-                   "m of %s, layer %d", rows[i].name, l);
-        }
-    }
-    free(got);
-    free(want);
-}
-
-TEST(slices) {
-    const Run run = run_open("slices", 0, 0);
-    char path[PATH_MAX], file[PATH_MAX];
-    save_value(path, &run, 1, 1, SAFETENSORS_F32);
-    SafeTensors from;
-    file_join(file, path, "optimizer.1of1.safetensors");
-    safetensors_open(&from, file);
-    const SafeTensorsView *m = safetensors_find(&from, "m"), *v = safetensors_find(&from, "v");
-    const size_t n = m->elements,
-                 cuts[4][6] = {{0, n}, {0, 3, n}, {0, 100, 100, 301, n}, {0, 1, 2, n - 1, n}};
-    const int parts[4] = {1, 2, 4, 4};
-    for (int k = 1; k < 4; k++) {
-        for (int i = 0; i < parts[k]; i++) {
-            char name[64];
-            snprintf(name, sizeof(name), "optimizer.%dof%d.safetensors", i + 1, parts[k]);
-            file_join(file, path, name);
-            write_slice(m, v, file, cuts[k][i], cuts[k][i + 1]);
-        }
-        const Slices all = {path, parts[k], -1}, last = {path, parts[k], parts[k] - 1},
-                     first = {path, parts[k], 0};
-        body_read_slices(&all);
-        EXPECT(test_dies(body_read_slices, &last, 1, "error: |optimizer state of|wanted"),
-               "the last is missing");
-        EXPECT(test_dies(body_read_slices, &first, 1, "error: |the parts do not fit"),
-               "the first is missing");
-    }
-    safetensors_close(&from);
-}
-
 // All numbers of a state come back with the same bits.
 TEST(state) {
     const Run run = run_open("state", 0, 0);
@@ -607,7 +525,7 @@ TEST(links) {
 
 static void spoil_weight(Checkpoints* c) { ((float*)c->weights[HF_LAST].groups)[7] = -INFINITY; }
 static void spoil_block(Checkpoints* c) {
-    ((float*)c->weights[HF_LAST].groups)[tensor_group_offset_bytes(c->weights[HF_LAST].rows, 2) / 4] = NAN;
+    ((float*)c->weights[HF_LAST].groups)[whole_group_begin(&c->weights[HF_LAST].whole, 2) / 4] = NAN;
 }
 static void spoil_half(Checkpoints* c) { // bf16
     ((uint16_t*)c->weights[HF_LAST].groups)[7] = 0x7F80;

@@ -119,9 +119,18 @@ static void test_load(const MoreTokens* more, ModelConfig cfg, ZeroPlan zero, in
     TensorRow rows[MODEL_PARAMETER_ROWS];
     int tensors = 0;
     Model model = {zero, (float*)check_alloc(zero_count(&zero, ZERO_FULL), sizeof(float), "model")};
+    Memory memory = memory_on_host();
+    MapOf of = map_of_model(cfg);
+    Map map;
+    OptimizerState state;
+    of.stage = zero.stage;
+    of.data = of.replica = zero.size;
+    map_open(&map, &memory, MEMORY_HOST, &of, zero.rank);
+    optimizer_state_open(&state, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), &zero, cfg);
     const ModelFiles files = {.model = &model,
                               .access = {.get_group = group_of, .set_group = keep_group, .loaded = is_loaded},
-                              .part = rank_part_of_data(cfg, zero, 0),
+                              .map = &map,
+                              .state = &state,
                               .in_place = in_place};
     load_model(&files, test_path("own"), HF_LAST, 0, more, NULL);
     zero_parameter_rows(rows, &zero, cfg, sizeof(float));
@@ -136,6 +145,7 @@ static void test_load(const MoreTokens* more, ModelConfig cfg, ZeroPlan zero, in
     EXPECT(tensors == 2, "%d tensors of the vocabulary", tensors);
     expect_others(rows, model.memory, own_rows, own);
     free(model.memory);
+    memory_close(&memory);
 }
 
 TEST(more_tokens) {

@@ -7,21 +7,18 @@ trainers.
 
 #include "llmc/checkpoint/load_save.h"
 #include "llmc/checkpoint/model_files.h"
-#include "llmc/parallel/zero.h"
 #include "llmc/setup/options.h"
 
 // Sets the weights of a model that is open from a file.
 static inline void load_weights(Model* model, const char* path) {
-    const ZeroPlan* own = &model->zero.plan;
-    const ZeroPlan plan = own->groups ? *own : zero_plan(model->cfg, 0, 0, 1);
     const ModelFiles files = {model,
                               trainer.access,
-                              rank_part_of_data(model->cfg, plan, 0),
-                              model->state.optimizer,
+                              &model->map,
+                              &model->state,
                               SAFETENSORS_F32,
                               trainer.program.trainer == OPTION_CPU,
                               NULL,
-                              NULL};
+                              0};
     load_model(&files, path, HF_LAST, 0, NULL, NULL);
 }
 

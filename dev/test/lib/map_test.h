@@ -38,11 +38,10 @@ static inline ModelConfig map_test_model(Rand* random) {
     return cfg;
 }
 
-// Returns settings that pass the checks of grids.
-static inline MapOf map_test_settings(Rand* random) {
+// Returns settings of a model that pass the checks of grids.
+static inline MapOf map_test_grid(Rand* random, ModelConfig cfg) {
     static const int tensors[] = {1, 1, 2, 4}, data[] = {1, 2, 3, 4, 6};
     static const char* const lists[] = {"", "", "wte", "*b", "blocks", "ln*", "attention,mlp"};
-    const ModelConfig cfg = map_test_model(random);
     MapOf of = map_of_model(cfg);
     const HeadsKind heads = model_architecture(cfg.arch)->heads;
     of.tensor = cfg.E > 0 || heads == HEADS_ROW_NORM ? 1 : map_test_one_of(random, tensors, 4);
@@ -68,6 +67,8 @@ static inline MapOf map_test_settings(Rand* random) {
     of.ring_parameters = of.stage == 3 ? 2 : 0;
     return of;
 }
+
+static inline MapOf map_test_settings(Rand* random) { return map_test_grid(random, map_test_model(random)); }
 
 static inline int map_test_ranks(const MapOf* of) { return of->tensor * of->data * of->pipeline; }
 

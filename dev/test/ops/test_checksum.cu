@@ -16,11 +16,11 @@ static void test_count(size_t count, const Gpu* gpu) {
     }
     CUDA_CHECK(cudaMemcpyAsync(on_gpu, words, count * sizeof(uint64_t), cudaMemcpyDefault, gpu->stream));
     for (int i = 0; i < 2; i++) { // it is set, not added to
-        checksum_words(sum, on_gpu, count, gpu);
+        checksum_words(sum, on_gpu, count, 5, gpu);
     }
     CUDA_CHECK(cudaMemcpyAsync(&found, sum, sizeof(found), cudaMemcpyDefault, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    EXPECT(found == checksum_words_cpu(words, count), "of %zu words", count);
+    EXPECT(found == checksum_words_cpu(words, count, 5), "of %zu words", count);
     gpu_free(sum);
     gpu_free(on_gpu);
     free(words);
