@@ -263,6 +263,7 @@ __device__ inline void attention_fill_all(AttentionPipe& pipe, const CUtensorMap
 
 // Tells the block that this warp has read a stage.
 __device__ inline void attention_release(const AttentionStage& stage) {
+    __syncwarp(); // one lane arrives for all, after their reads
     if (threadIdx.x % 32 == 0) {
         mbarrier_arrive(stage.empty);
     }
