@@ -41,7 +41,7 @@ extern "C" {
 
 // State of a run of elements, or of a matrix, in a file or in memory.
 typedef struct {
-    int tensor, layer;       // of the whole model: row of its table; the lowest layer that uses it, or 0
+    int tensor, layer;       // row of the table of the whole model; lowest layer that uses it, or 0
     const Matrices* of;      // in the whole model, of a matrix; else NULL
     MapPiece piece;          // of the whole tensor; all elements of a matrix
     const SafeTensors* file; // NULL: in memory
@@ -460,8 +460,8 @@ static void parts_read_list_(CheckpointParts* parts, const SafeTensors* file, in
 
 // ---- reading: older files ----
 
-// Returns the slot whose tensor has a slot of an entry: m and v of matrices come with their elements
-// in older files.
+// Returns the slot whose tensor in the file has a slot of an entry: in older files m and v of
+// matrices come with their elements.
 static int parts_slot_in_file_(const StateEntry* e, int slot) {
     return e->of ? slot : slot == STATE_MATRIX_M ? STATE_M : slot == STATE_MATRIX_V ? STATE_V : slot;
 }

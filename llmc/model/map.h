@@ -132,7 +132,6 @@ void map_print(FILE* file, const Map* m);
 #include <stdlib.h>
 #include <string.h>
 
-
 // ---- the map ----
 
 // Stores a bucket or a shard.
