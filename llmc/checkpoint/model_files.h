@@ -103,7 +103,7 @@ WholeGroups whole_groups(const MapOf* of, size_t element_bytes);
 
 static inline size_t whole_group_bytes(const WholeGroups* w, int g) { return g == 0 ? w->once : w->block; }
 
-// Returns the begin of group g among all; with their number the end.
+// Returns where group g starts among all groups; for g = their number, the end of the last.
 static inline size_t whole_group_begin(const WholeGroups* w, int g) {
     return g == 0 ? 0 : w->once + (size_t)(g - 1) * w->block;
 }
@@ -196,7 +196,7 @@ static MapBuckets part_buckets_(const Map* m, int g) {
     return map_buckets(m, g == 0 ? -1 : model_group_layer(m->cfg, g));
 }
 
-// Returns the begin of a bucket in its group; with the end of the group's buckets, its elements.
+// Returns where a bucket starts in its group; after the group's last bucket, the group's elements.
 static size_t part_bucket_begin_(const Map* m, int g, int bucket) {
     size_t begin = 0;
     for (int b = part_buckets_(m, g).first; b < bucket; b++) {

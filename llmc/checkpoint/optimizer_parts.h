@@ -16,7 +16,7 @@ files; so a run can be resumed with any number of ranks, in any grid.
 Older files number all elements of the parameters in the order of their table, without padding; the
 metadata `ranges`, for example "0-98304,196608-200000", says which they have. What a matrix has for
 each of its elements comes with them there, as m and v; all else belongs to the last element of the
-tensor. Those of a run with --tensor-slices number them otherwise, and are refused.
+tensor. Files of a run with --tensor-slices number them in another way, and are refused.
 
 If the run changes its optimizer, the saved state is not read: all state starts as zeros. If it
 changes its average of the weights (average.h), that alone does.
@@ -206,7 +206,7 @@ static int parts_writes_(const Map* m, const TensorRow* row) {
     return has_others && (!is_tied || model_has_last(m->cfg));
 }
 
-// Adds the matrices that this rank owns. If it `writes`, owner 0 also has those of frozen blocks.
+// Adds the matrices that this rank owns. If it `writes`, owner 0 also adds those in frozen blocks.
 static void parts_add_matrices_(StateEntries* to, const OptimizerState* whole, const OptimizerState* state,
                                 const Map* m, int writes) {
     for (const Matrices* of = state->matrices; of < state->matrices + state->num_matrices; of++) {

@@ -562,7 +562,7 @@ static size_t state_matrices_room_(const OptimizerState* s, int slot, const Matr
 }
 
 // Returns the elements of a slot that this rank has of the matrices of the first `copies` copies.
-// Those of a copy lie together; their number differs by one at most.
+// The matrices of a copy lie together; ranks have equal numbers of them, or one more.
 static size_t state_matrices_before_(const OptimizerState* s, int slot, const Matrices* m, size_t copies) {
     const size_t count = (size_t)m->count, least = count / (size_t)m->owners,
                  more = matrices_owned(m, copies * count) - copies * least;

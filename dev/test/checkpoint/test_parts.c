@@ -504,7 +504,7 @@ struct Model {
     int writer;
 };
 
-// Returns the begin of a bucket in memory that has all groups.
+// Returns where a bucket starts in memory that has all groups.
 static size_t bucket_begin(const Map* m, int bucket) {
     size_t begin = 0;
     for (int b = 0; b < bucket; b++) {
