@@ -317,17 +317,17 @@ first_loss() { logged "$1" | sed -n 's/^val 0 \([0-9.]*\) *$/\1/p'; }
 first_norm() { logged "$1" | sed -n 's/^train 1 .*"norm":\([^,]*\),.*/\1/p'; }
 
 # context_like ONE N C OPTIONS...: N ranks, C of them for each sequence, train like the single
-# process of ONE: the forward pass has the same bits. Gradients are summed in another order and
-# differ by some 2^-23, and the loss by as much of the tenth by which it falls.
+# process of ONE: the forward pass has the same bits. Gradients are summed in another order: the norm
+# differs by some 2^-23, and after 6 steps losses by a few roundings, as with tensor ranks.
 context_like() {
     local one=$1 n=$2 c=$3 out=$1_$2_$3
     shift 3
     trains $n "$out" "$@" --context-parallel $c
     check "$out: the first validation: $(first_loss "$out")" [ -n "$(first_loss "$one")" -a "$(first_loss "$one")" = "$(first_loss "$out")" ]
     near "$out: the first norm" "$(first_norm "$one")" "$(first_norm "$out")" 1e-7
-    near "$out: the last validation" "$(last_loss "$one")" "$(last_loss "$out")" 1e-7
+    near "$out: the last validation" "$(last_loss "$one")" "$(last_loss "$out")" 1e-6
     near "$out: the last step" "$(logged "$one" | grep '^train 6' | cut -d ' ' -f 3)" \
-        "$(logged "$out" | grep '^train 6' | cut -d ' ' -f 3)" 1e-7
+        "$(logged "$out" | grep '^train 6' | cut -d ' ' -f 3)" 1e-6
 }
 
 context=(--layers 2 --channels 64 --heads 4 --batch 2 --steps 6 --save-every 2 --eval-every 3 --eval-batches 5 --samples 1
