@@ -82,15 +82,32 @@ static inline const Bucket* map_trained(const Map* m, int g) {
 // Returns the bucket of an embedding's gradient apart, or NULL.
 static inline const Bucket* map_embedding(const Map* m) { return map_trained(m, model_groups(m->cfg)); }
 
-// Shards of a tensor that lie one after the other in a space.
+// Elements of a tensor that lie one after the other in a space.
 typedef struct {
-    const Shard* shard;   // the first
-    size_t before, count; // elements of the rank's tensor before it; of all these shards
+    const Shard* shard;   // the first shard in the space; they may begin behind its first element
+    size_t before, count; // elements of the rank's tensor before them; their number
     int next;             // number of the shard after them
 } MapRange;
 
 // Sets the next range of a bucket that a space has; start with zeros. Returns 0 after the last.
 int map_next_range(const Map* m, const Bucket* b, MapSpace space, MapRange* range);
+
+// Returns all elements of a tensor of layer l that a space has; none if the count is 0.
+MapRange map_range(const Map* m, int tensor, int l, MapSpace space);
+
+// Returns those of a range that are among elements begin ... begin + count - 1 of the rank's tensor.
+MapRange map_part_of_range(MapRange range, size_t begin, size_t count);
+
+// Returns the elements from the first one of the range's shard to its own first one.
+static inline size_t map_range_skips(const Map* m, const MapRange* range) {
+    const Shard* s = range->shard;
+    return range->before - (s->offset - map_find(m, s->tensor, s->layer)->offset);
+}
+
+// Returns where a range begins in a space that has it.
+static inline size_t map_range_at(const Map* m, const MapRange* range, MapSpace space) {
+    return map_at(m, range->shard, space) + map_range_skips(m, range);
+}
 
 // Returns the pointers of layer l, and of what is outside of the blocks, into the memory of a space
 // with elements of `bytes`; NULL: not there.
@@ -193,25 +210,55 @@ ModelParameters map_bind(const Map* m, MapSpace space, void* memory, size_t byte
     return pointers;
 }
 
+// Returns the shards from number i on, before `end`, that belong to one tensor and that a space has.
+static MapRange map_range_from_(const Map* m, int i, int end, MapSpace space) {
+    const Shard* s = &m->shards[i];
+    MapRange range = {s, s->offset - map_find(m, s->tensor, s->layer)->offset, 0, i};
+    for (; range.next < end; range.next++) {
+        const Shard* next = &m->shards[range.next];
+        if (next->tensor != s->tensor || next->layer != s->layer || !map_has(m, next, space)) {
+            break;
+        }
+        range.count += next->piece.count;
+    }
+    return range;
+}
+
 int map_next_range(const Map* m, const Bucket* b, MapSpace space, MapRange* range) {
     const int end = b->first + b->count;
     int i = range->shard ? range->next : b->first;
     while (i < end && !map_has(m, &m->shards[i], space)) {
         i++;
     }
-    if (i == end) {
-        return 0;
+    if (i < end) {
+        *range = map_range_from_(m, i, end, space);
     }
-    const Shard* s = range->shard = &m->shards[i];
-    range->before = s->offset - map_find(m, s->tensor, s->layer)->offset;
-    range->count = 0;
-    for (; i < end && m->shards[i].tensor == s->tensor && m->shards[i].layer == s->layer &&
-           map_has(m, &m->shards[i], space);
-         i++) {
-        range->count += m->shards[i].piece.count;
+    return i < end;
+}
+
+MapRange map_range(const Map* m, int tensor, int l, MapSpace space) {
+    const MapRange none = {NULL, 0, 0, 0};
+    const Shard* s = map_find(m, tensor, l);
+    if (!s) {
+        return none;
     }
-    range->next = i;
-    return 1;
+    const Bucket* b = &m->buckets[s->bucket];
+    const int end = b->first + b->count;
+    int i = (int)(s - m->shards);
+    while (i < end && m->shards[i].tensor == s->tensor && m->shards[i].layer == s->layer &&
+           !map_has(m, &m->shards[i], space)) {
+        i++;
+    }
+    const int has_any = i < end && m->shards[i].tensor == s->tensor && m->shards[i].layer == s->layer;
+    return has_any ? map_range_from_(m, i, end, space) : none;
+}
+
+MapRange map_part_of_range(MapRange range, size_t begin, size_t count) {
+    const size_t end = begin + count, last = range.before + range.count,
+                 from = begin > range.before ? begin : range.before, to = end < last ? end : last;
+    range.before = from;
+    range.count = from < to ? to - from : 0;
+    return range;
 }
 
 int map_counted(const Map* m, int i, MapSpan* span) {

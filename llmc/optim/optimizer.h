@@ -156,6 +156,7 @@ typedef struct {
 
 typedef struct {
     Optimizer optimizer;
+    const Map* map; // of what this rank has
     ModelConfig cfg;
     UpdateRule rule[MODEL_PARAMETER_ROWS];
     MupFactors factors[MODEL_PARAMETER_ROWS]; // of the settings of an update; decay may be 0
@@ -290,6 +291,12 @@ StateAverage state_average(const OptimizerState* s, int g, int row);
 uint64_t state_word(const OptimizerState* s, int row, int copy);
 
 enum { STATE_WORD_LAYER = 40, STATE_WORD_RANK = 52 }; // lowest bits of these numbers
+
+// Return the begin of owned elements of a trained tensor in the array of a slot that has them, and
+// their array, NULL if they do not have the slot; and the number of their first random word.
+size_t state_range_begin(const OptimizerState* s, int slot, const MapRange* range);
+void* state_range(const OptimizerState* s, int slot, const MapRange* range);
+uint64_t state_range_word(const OptimizerState* s, const MapRange* range);
 
 // ---- the update ----
 
@@ -777,6 +784,33 @@ void* state_array(const OptimizerState* s, int slot, const ZeroRange* range) {
     return state_slot_has(s, slot, range->row) && has_group
                ? (char*)s->memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
                : NULL;
+}
+
+size_t state_range_begin(const OptimizerState* s, int slot, const MapRange* range) {
+    const size_t skips = map_range_skips(s->map, range);
+    return slot >= STATE_MASTER                  ? map_range_at(s->map, range, MAP_OWNED)
+           : s->slots[slot].shape == SLOT_BLOCKS ? range->shard->slot[slot] + skips / OPTIMIZER_BLOCK
+                                                 : range->shard->slot[slot] + skips;
+}
+
+void* state_range(const OptimizerState* s, int slot, const MapRange* range) {
+    const StateSlot* of = &s->slots[slot];
+    const int has = state_slot_has(s, slot, range->shard->tensor) &&
+                    (slot >= STATE_MASTER || range->shard->slot[slot] != MAP_NONE);
+    return has ? (char*)s->memory + of->offset_bytes + state_range_begin(s, slot, range) * of->element_bytes
+               : NULL;
+}
+
+uint64_t state_range_word(const OptimizerState* s, const MapRange* range) {
+    const Shard* shard = range->shard;
+    const TensorRow* row = &s->rows[shard->tensor];
+    const ModelPart part = s->cfg.part;
+    const int layer = row->in_block ? part.first_layer + shard->layer : 0,
+              rank = row->split == SPLIT_NONE ? 0 : part.tensor_rank;
+    const size_t experts =
+        row->split == SPLIT_EXPERTS ? (size_t)part.expert_rank * tensor_layer_elements(row) : 0;
+    return ((uint64_t)rank << STATE_WORD_RANK) + ((uint64_t)layer << STATE_WORD_LAYER) + experts +
+           range->before;
 }
 
 StateAverage state_average(const OptimizerState* s, int g, int row) {
