@@ -229,7 +229,9 @@ static inline void cost_transfers_(const CostWalk* w, const Settled* s, const do
         // CPUs wait for all messages
         beside_s[pass] = s->options.program.trainer == OPTION_GPU ? each_s[pass] : 0;
     }
-    w->sum->s[COST_DATA] += cost_data_s(&x, &s->zero, w->gradient_bytes, w->times, beside_s);
+    const MapOf of = settled_map(s, 1);
+    w->sum->s[COST_DATA] +=
+        cost_data_s(&x, &of, grid_rank(&s->ranks.grid), w->gradient_bytes, w->times, beside_s);
     w->sum->s[COST_PIPELINE] += (w->times + shape.pipeline - 1) * 2 * cost_send_s(&x) +
                                 (shape.pipeline - 1) * (each_s[COST_FORWARD] + each_s[COST_BACKWARD]);
 }

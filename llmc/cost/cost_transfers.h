@@ -166,13 +166,13 @@ typedef struct {
 
 // Returns the seconds of a gather of parameters, or of a reduction of gradients, of these sizes.
 // Sums between replicas are fp32, or in the type that is gathered.
-static inline CostMoves_ cost_moves_(const CostTransfers* x, const ZeroPlan* zero, double blocks_bytes,
+static inline CostMoves_ cost_moves_(const CostTransfers* x, const MapOf* of, double blocks_bytes,
                                      double outside_bytes, double between_per_byte,
                                      double (*seconds)(const Links*, LinksGroup, double)) {
-    const int t = x->shape.tensor, shards = zero->shards, blocks = zero->groups - 1;
+    const int t = x->shape.tensor, shards = of->replica, blocks = model_groups(x->cfg) - 1;
     const LinksGroup within = links_group(&x->links, shards, t),
-                     of_blocks = links_group(&x->links, zero_parts_of(zero, 1, shards), t * zero->experts),
-                     between = links_group(&x->links, zero_replicas(zero), t * shards);
+                     of_blocks = links_group(&x->links, shards / of->experts, t * of->experts),
+                     between = links_group(&x->links, of->data / shards, t * shards);
     const double other = between_per_byte / shards;
     const CostMoves_ moves = {seconds(&x->links, of_blocks, blocks_bytes) +
                                   (of_blocks.size > 1 ? (blocks - 1) * links_start_s(of_blocks) : 0),
@@ -187,23 +187,22 @@ static inline double cost_beyond_(double transfer, double pass) { return fmax(tr
 
 // Returns the seconds of ZeRO's transfers, in a step of `times` micro-batches, that passes of these
 // lengths do not hide.
-static inline double cost_data_s(const CostTransfers* x, const ZeroPlan* zero, double gradient_bytes,
+static inline double cost_data_s(const CostTransfers* x, const MapOf* of, int rank, double gradient_bytes,
                                  double times, const double pass_s[COST_PASSES]) {
-    if (zero->size == 1) {
+    if (of->data == 1) {
         return 0;
     }
-    const double once = (double)zero_group_elements(zero, 0),
-                 blocks = (double)zero_group_begin(zero, zero->groups) - once,
-                 trained_once = (double)zero_trained_elements(zero, 0),
-                 trained = (double)zero_count(zero, ZERO_GRADIENT) - trained_once;
-    const double shared = zero->stage == 0 ? gradient_bytes : x->size; // bytes per gathered element
+    const ZeroSizes sizes = zero_sizes(of, rank);
+    const double trained = sizes.trained_blocks + sizes.embedding,
+                 shared = of->stage == 0 ? gradient_bytes : x->size; // bytes per gathered element
+    const int has_all = of->stage < 3;
     const CostMoves_ gather =
-                         cost_moves_(x, zero, (zero->stage == 3 ? blocks : trained) * shared,
-                                     (zero->stage == 3 ? once : trained_once) * shared, 1, links_gather_s),
-                     reduce = cost_moves_(x, zero, zero->experts * trained * gradient_bytes,
-                                          trained_once * gradient_bytes, sizeof(float) / gradient_bytes,
+                         cost_moves_(x, of, (has_all ? trained : sizes.blocks) * shared,
+                                     (has_all ? sizes.trained_once : sizes.once) * shared, 1, links_gather_s),
+                     reduce = cost_moves_(x, of, of->experts * trained * gradient_bytes,
+                                          sizes.trained_once * gradient_bytes, sizeof(float) / gradient_bytes,
                                           links_exchange_s);
-    const double again = zero->stage == 3 ? gather.within : 0, each = zero->stage >= 2 ? reduce.within : 0;
+    const double again = has_all ? 0 : gather.within, each = of->stage >= 2 ? reduce.within : 0;
     // in each micro-step, except for the first forward pass and the last backward pass
     const double steady = cost_beyond_(again, pass_s[COST_FORWARD]) +
                           cost_beyond_(again + each, pass_s[COST_BACKWARD]),

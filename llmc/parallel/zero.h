@@ -340,15 +340,25 @@ static inline int zero_is_first_(const ZeroPlan* plan, MicroStep step) {
 
 // ---- traffic ----
 
+// Elements of the buckets of a rank, with padding.
+typedef struct {
+    double once, blocks;                 // outside of the blocks; of all blocks
+    double trained_once, trained_blocks; // those with gradients
+    double embedding;                    // the gradient of an embedding apart
+    int num_blocks;
+} ZeroSizes;
+
+ZeroSizes zero_sizes(const MapOf* of, int rank);
+
 // Bytes that a rank sends in an update, and receives: to ranks of its replica, and to those of
 // others.
 typedef struct {
     double within, between;
 } ZeroTraffic;
 
-// Returns the traffic of an update of `sequences` in micro-batches of B. Elements of gradients and
-// parameters have these sizes; each rank sends `operand_bytes` of matrices (owners.h).
-ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
+// Returns the traffic of an update of so many micro-steps. Elements of gradients and parameters
+// have these sizes; each rank sends `operand_bytes` of matrices (owners.h).
+ZeroTraffic zero_traffic(const MapOf* of, int rank, int64_t micro_steps, size_t gradient_bytes,
                          size_t parameter_bytes, double operand_bytes);
 
 // ---- the sum ----
@@ -696,39 +706,53 @@ ZeroWte zero_wte_in_shard(const ZeroPlan* plan) {
     return wte;
 }
 
+// Adds a bucket to the sizes.
+static void zero_take_size_(void* context, const Bucket* b, const Shard* s) {
+    ZeroSizes* sizes = (ZeroSizes*)context;
+    const double elements = s ? 0 : (double)b->elements, trained = b->kind == MAP_TRAINED ? elements : 0;
+    if (b->kind == MAP_EMBEDDING) {
+        sizes->embedding += elements;
+    } else if (b->layer < 0) {
+        sizes->once += elements;
+        sizes->trained_once += trained;
+    } else {
+        sizes->blocks += elements;
+        sizes->trained_blocks += trained;
+    }
+}
+
+ZeroSizes zero_sizes(const MapOf* of, int rank) {
+    ZeroSizes sizes;
+    memset(&sizes, 0, sizeof(sizes));
+    map_walk(of, rank, zero_take_size_, &sizes);
+    sizes.num_blocks = model_groups(map_part(of, rank)) - 1;
+    return sizes;
+}
+
 // Returns the elements of blocks that stage 3 gathers in an update: all blocks in the first forward
 // pass, and in every other pass all but those of the two layers with which the pass before it
 // ended.
-static double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
-    const int blocks = plan->groups - 1, later = blocks > 2 ? blocks - 2 : 0;
-    return (double)plan->block * (blocks + (2.0 * (double)micro_steps - 1) * later);
+static double zero_collected_elements_(const ZeroSizes* sizes, int64_t micro_steps) {
+    const int blocks = sizes->num_blocks, later = blocks > 2 ? blocks - 2 : 0;
+    return sizes->blocks / blocks * (blocks + (2.0 * (double)micro_steps - 1) * later);
 }
 
-// Returns the elements with gradients, of blocks so many copies; as many as if all ranks divided
-// the blocks, too.
-static double zero_sent_elements_(const ZeroPlan* plan, int copies) {
-    const size_t once = plan->trained_once, blocks = zero_gradient_begin(plan, plan->groups) - once;
-    const double all = (double)zero_count(plan, ZERO_GRADIENT), ranks = zero_parts_of(plan, 1, plan->size),
-                 share = plan->experts > 1 ? copies * (1 - 1 / ranks) / (1 - 1.0 / plan->size) : 1;
-    return all + (share - 1) * (double)blocks;
-}
-
-ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
+ZeroTraffic zero_traffic(const MapOf* of, int rank, int64_t micro_steps, size_t gradient_bytes,
                          size_t parameter_bytes, double operand_bytes) {
-    const MicroSteps steps = zero_micro_steps(plan, sequences, B);
-    const int64_t count = micro_steps_count(&steps);
-    const double trained = zero_sent_elements_(plan, 1), reduced = zero_sent_elements_(plan, plan->experts);
-    const double reductions = plan->stage < 2 ? 1 : (double)count;
-    const size_t shared_bytes =
-        // sent to all ranks after the reduction
-        plan->stage == 0 ? gradient_bytes : parameter_bytes;
+    const ZeroSizes sizes = zero_sizes(of, rank);
+    const double ranks = of->data / of->experts, // that divide a block
+        others = 1 - 1.0 / of->replica, replicas = 1 - (double)of->replica / of->data,
+                 of_block = of->experts > 1 ? (1 - 1 / ranks) / others : 1, // part that goes to them
+        outside = sizes.trained_once + sizes.embedding, trained = outside + of_block * sizes.trained_blocks,
+                 reduced = outside + of->experts * of_block * sizes.trained_blocks;
+    const double reductions = of->stage < 2 ? 1 : (double)micro_steps;
+    const size_t shared_bytes = of->stage == 0 ? gradient_bytes : parameter_bytes; // after the reduction
     const double shared =
-        plan->stage < 3 ? trained : (double)plan->once + zero_collected_elements_(plan, count);
-    const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
+        of->stage < 3 ? trained : sizes.once + zero_collected_elements_(&sizes, micro_steps);
     const ZeroTraffic traffic = {
         others *
             (reductions * reduced * (double)gradient_bytes + shared * (double)shared_bytes + operand_bytes),
-        replicas / plan->shards * (trained * (double)(sizeof(float) + shared_bytes) + operand_bytes)};
+        replicas / of->replica * (trained * (double)(sizeof(float) + shared_bytes) + operand_bytes)};
     return traffic;
 }
 

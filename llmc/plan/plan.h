@@ -267,8 +267,10 @@ static double plan_operand_bytes_(const Settled* s) {
 // Prints the bytes that a process sends for ZeRO.
 static void plan_print_zero_traffic_(FILE* file, const Settled* s) {
     const int shards = s->ranks.shards;
-    const ZeroTraffic traffic = zero_traffic(&s->zero, s->sequences, s->options.batch.size, s->gradient_bytes,
-                                             s->element_bytes, plan_operand_bytes_(s));
+    const MicroSteps steps = zero_micro_steps(&s->zero, s->sequences, s->options.batch.size);
+    const MapOf of = settled_map(s, 1);
+    const ZeroTraffic traffic = zero_traffic(&of, grid_rank(&s->ranks.grid), micro_steps_count(&steps),
+                                             s->gradient_bytes, s->element_bytes, plan_operand_bytes_(s));
     fprintf(file, " %.1f MiB", traffic.within / (1 << 20));
     if (shards < ranks_data(&s->ranks).size) {
         fprintf(file, " within its %d, and %.1f MiB to the other replicas", shards,

@@ -205,38 +205,51 @@ TEST(memory) {
     }
 }
 
+// Returns the settings of `size` ranks in replicas of `replica`.
+static MapOf data_ranks(ModelConfig cfg, int stage, int size, int replica) {
+    MapOf of = map_of_model(cfg);
+    of.stage = stage;
+    of.data = size;
+    of.replica = replica;
+    return of;
+}
+
 // Frozen rows and blocks cause no traffic.
 TEST(frozen_traffic) {
     static const ModelConfig cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 2; stage++) {
-        ZeroPlan plan = zero_plan(cfg, stage, 0, 4);
-        zero_plan_freeze(&plan, cfg, freeze_of(cfg, "wte,qkvw").rows, 2);
-        const double n = (double)(plan.trained_once + 3 * plan.trained_block);
-        const ZeroTraffic a = zero_traffic(&plan, 16, 2, 4, 2, 0); // two micro-steps
+        char error[ERROR_BYTES];
+        MapOf of = data_ranks(cfg, stage, 4, 4);
+        EXPECT(freeze_parse(&of.freeze, cfg, "wte,qkvw,blocks[0-1]", error), "%s", error);
+        const double n = (double)map_totals(&of, 0).elements[MAP_GRADIENTS];
+        const ZeroTraffic a = zero_traffic(&of, 0, 2, 4, 2, 0);
         EXPECT(a.within == 0.75 * n * ((stage < 2 ? 4 : 8) + (stage == 0 ? 4 : 2)), "stage %d: %g", stage,
                a.within);
     }
 }
 
-// Computes the traffic of an update: 16 sequences in micro-batches of 2.
+// Computes the traffic of an update of two micro-steps.
 TEST(traffic) {
     static const ModelConfig cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 3; stage++) {
-        const ZeroPlan one = zero_plan(cfg, stage, 0, 4), two = zero_plan_two_levels(cfg, stage, 0, 4, 2);
-        const double n = (double)zero_count(&one, ZERO_FULL), once = (double)one.once,
-                     blocks = (double)one.block;
-        const ZeroTraffic a = zero_traffic(&one, 16, 2, 4, 2, 0), b = zero_traffic(&two, 16, 2, 4, 2, 0),
-                          more = zero_traffic(&two, 16, 2, 4, 2, 800);
-        // two micro-steps; stage 3 collects 5 + 3 + 3 + 3 blocks
-        const double shared[] = {4 * n, 2 * n, 2 * n, 2 * (once + 14 * blocks)};
+        const MapOf one = data_ranks(cfg, stage, 4, 4), two = data_ranks(cfg, stage, 4, 2);
+        MapOf ring = one;
+        ring.ring_parameters = 1;
+        const double n = (double)map_totals(&one, 0).elements[MAP_PARAMETERS],
+                     block = (n - (double)map_totals(&ring, 0).elements[MAP_PARAMETERS]) / 4,
+                     once = n - 5 * block;
+        const ZeroTraffic a = zero_traffic(&one, 0, 2, 4, 2, 0), b = zero_traffic(&two, 0, 2, 4, 2, 0),
+                          more = zero_traffic(&two, 0, 2, 4, 2, 800);
+        // stage 3 collects 5 + 3 + 3 + 3 blocks
+        const double shared[] = {4 * n, 2 * n, 2 * n, 2 * (once + 14 * block)};
         const double bytes = (stage < 2 ? 4 * n : 8 * n) + shared[stage];
         EXPECT(a.within == 0.75 * bytes && a.between == 0, "stage %d: %g", stage, a.within);
         EXPECT(b.within == 0.5 * bytes && b.between == 0.5 * (n / 2) * (stage == 0 ? 8 : 6),
                "stage %d in two levels: %g, %g", stage, b.within, b.between);
         EXPECT(more.within == b.within + 400 && more.between == b.between + 200, "800 bytes of operands");
     }
-    const ZeroPlan alone = zero_plan(cfg, 2, 0, 1);
-    EXPECT(zero_traffic(&alone, 16, 2, 4, 2, 0).within == 0, "one process");
+    const MapOf alone = data_ranks(cfg, 2, 1, 1);
+    EXPECT(zero_traffic(&alone, 0, 2, 4, 2, 0).within == 0, "one process");
 }
 
 // The micro-batches of an update are dealt out in turn.
