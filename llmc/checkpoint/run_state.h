@@ -74,7 +74,7 @@ typedef struct {
     int64_t step;    // steps done, whether their update was made or skipped
     int64_t stage;   // RunStage
     int64_t updates; // updates made
-    // those before the first one in the average of the weights
+    // updates before the first one in the average of the weights
     int64_t average_from;
     int64_t tokens;     // tokens seen
     int64_t sequence;   // next sequence of the training data

@@ -29,16 +29,16 @@ extern "C" {
 // layers that exist.
 ModelConfig model_part_of(ModelConfig whole, ModelPart part);
 
-// Returns the sizes of the model that a part belongs to, but for its windows.
+// Returns the sizes of the model that a part belongs to, except its windows.
 ModelConfig model_of_part(ModelConfig own);
 
-// Returns what keeps t ranks from cutting a model into parts of a multiple of `unit` columns, in
-// words; NULL: nothing. `text` (room) is memory for them.
+// Returns the reason why t ranks cannot cut a model into parts of a multiple of `unit` columns;
+// NULL: they can. `text` (room) is memory for it.
 const char* part_uncut(char* text, size_t room, ModelConfig whole, int t, int unit);
 
 // ---- elements ----
 
-// Neighbors in a part's tensor that are also neighbors in the whole tensor; both counted from the
+// Elements that are consecutive in a part's tensor and in the whole tensor; both counted from the
 // start of the tensor of a layer.
 typedef struct {
     size_t part, whole, count;
@@ -131,8 +131,8 @@ const char* part_uncut(char* text, size_t room, ModelConfig whole, int t, int un
 
 // ---- elements ----
 
-// The cut of a tensor: lines of `cols` elements, which a vector has one of each. Of the lines that
-// lie one below the other in each of `matrices`, a rank has `of_rank` neighbors.
+// A cut of a tensor, in lines of `cols` elements (1 in a vector). A rank has `of_rank` consecutive
+// lines of the `lines` of each of `matrices`, which lie one below the other.
 typedef struct {
     int matrices;
     size_t cols;

@@ -77,8 +77,8 @@ __device__ inline AdamW8bitFour adamw8bit_load(const AdamW8bitState& state, size
     return four;
 }
 
-// Returns max |x| of a block to its 16 lanes. Positive numbers have the order of their bits, and
-// infinity and NaN come last.
+// Returns max |x| of a block to its 16 lanes. As integers, the bits of positive numbers have the
+// same order, with infinity and NaN last.
 __device__ inline float adamw8bit_largest_(const Elements<float, 4>& x) {
     int largest = 0;
 #pragma unroll

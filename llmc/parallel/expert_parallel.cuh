@@ -56,8 +56,8 @@ static inline void* expert_take_(Memory* memory, const TensorRow* rows, size_t m
                        array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes));
 }
 
-// Opens them for the part of a model, with these activations. A model that only generates
-// (`is_cached`) has no second set.
+// Opens the shared parts for the part of a model, with these activations. A model that only
+// generates (`is_cached`) has no second set.
 static inline void expert_traffic_open(ExpertTrafficGpu* t, Memory* memory, ModelConfig cfg,
                                        const TensorRow* rows, int is_cached) {
     int least, greatest;
@@ -80,7 +80,7 @@ static inline void expert_traffic_open(ExpertTrafficGpu* t, Memory* memory, Mode
     }
 }
 
-// Closes them, once their stream is done.
+// Closes the shared parts, once their stream is done.
 static inline void expert_traffic_close(ExpertTrafficGpu* t) {
     if (t->stream) {
         CUDA_CHECK(cudaEventDestroy(t->arrived));
@@ -205,8 +205,8 @@ typedef struct {
 
 typedef enum { EXPERT_SEND_, EXPERT_RETURN_ } ExpertWay_;
 
-// Moves rows between this rank's own, of the experts of another rank, and those that arrive in
-// round k: to the experts, or back to where they came from.
+// Moves the rows of round k: this rank's own ones to another rank's experts, while those of a third
+// rank arrive; or the results back.
 static inline void expert_move_(const ExpertParallelGpu* x, const Router* own, int k, const ExpertMoves* of,
                                 ExpertWay_ way) {
     const ExpertRound round = expert_round(x->group->rank, x->group->size, k);
@@ -230,7 +230,7 @@ static inline void expert_move_(const ExpertParallelGpu* x, const Router* own, i
     group_exchange(moves, all, x->group, x->traffic->stream);
 }
 
-// Makes the rows that move next wait for all work that the main stream has so far.
+// Makes the next transfer of rows wait for all work queued on the main stream so far.
 static inline void expert_fork_(const ExpertParallelGpu* x) {
     CUDA_CHECK(cudaEventRecord(x->traffic->ready, x->gpu->stream));
     CUDA_CHECK(cudaStreamWaitEvent(x->traffic->stream, x->traffic->ready, 0));
@@ -245,10 +245,10 @@ static inline void expert_send_(const ExpertParallelGpu* x, const Router* own, i
     }
 }
 
-// Does all rounds of a layer: sends rows, calls compute(rank that they came from, their set), which
-// queues work on the main stream, and returns its results. Rows of round k + 1 are sent before the
-// results of round k, so they arrive in the meantime; those of round k + 2 after these, which are
-// in the same memory.
+// Runs all rounds of a layer. Each sends rows, calls compute(rank that they came from, their set),
+// which queues work on the main stream, and returns its results. Rows of round k + 1 are sent
+// before the results of round k, so they arrive in the meantime. Rows of round k + 2 are sent after
+// these results, whose memory they reuse.
 template <class Compute>
 static inline void expert_rounds(const ExpertParallelGpu* x, const Router* own, const ExpertMoves* sent,
                                  const ExpertMoves* returned, Compute compute) {
