@@ -84,7 +84,7 @@ typedef struct {
 typedef struct {
     WholeGroups whole; // layout
     SafeTensorsDtype dtype;
-    void* groups; // those of this rank's files; NULL: not in this checkpoint
+    void* groups; // groups of this rank's files; NULL: not in this checkpoint
 } CheckpointWeights;
 
 typedef struct {

@@ -348,7 +348,7 @@ static int resume_has_same_(const Resume* r, const Options* options, const char*
     return !before || strcmp(before, option_text(options, option_find(dashed, strlen(dashed)), is)) == 0;
 }
 
-// Returns true if the training data differ from those of the saved run, as far as both are known.
+// Returns true if the training data differ from the saved run's, as far as both are known.
 static int resume_check_data_(const Resume* r, const Options* options, ResumeChanges_* c, size_t train_tokens,
                               uint64_t train_data) {
     char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES];

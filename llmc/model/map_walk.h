@@ -156,7 +156,7 @@ typedef struct {
     unsigned flags;
     size_t offset; // in the bucket
     MapPiece piece;
-    size_t slot[MAP_SLOTS]; // begin of its state in the array of each slot, or MAP_NONE
+    size_t slot[MAP_SLOTS]; // start of its state in the array of each slot, or MAP_NONE
 } Shard;
 
 typedef struct {
@@ -230,9 +230,9 @@ typedef struct {
     int tensor_rank, data_rank;
     unsigned frozen;       // bit i: row i lies in frozen buckets
     int first_block;       // the lowest block of parameters that is trained
-    size_t at[MAP_SPACES]; // begin of the next bucket
+    size_t at[MAP_SPACES]; // start of the next bucket
     size_t at_frozen;      // of the next frozen one in OWNED
-    // for layers that take turns: the begin of their places, and the size of one place
+    // for layers that take turns: the start of their places, and the size of one place
     size_t ring_begin[MAP_SPACES], ring[MAP_SPACES];
     size_t slots[MAP_SLOTS];
     int num_buckets, num_shards;
@@ -314,7 +314,7 @@ static MapSpan map_shard_(const MapWalk_* w, const MapContent_* b) {
     return map_cut_(b, parts, (slice * (W / replica) + w->data_rank / replica) / (W / parts));
 }
 
-// Returns the interval of a bucket that a space has, without its begin.
+// Returns the interval of a bucket that a space has, without its start.
 static MapSpan map_interval_(const MapWalk_* w, const MapContent_* b, MapSpace space) {
     const int has_gradient = b->kind != MAP_FROZEN, has_parameters = b->kind != MAP_EMBEDDING,
               is_gradient = MAP_GRADIENTS <= space && space <= MAP_REDUCED;
@@ -341,7 +341,7 @@ static MapSpan map_interval_(const MapWalk_* w, const MapContent_* b, MapSpace s
 
 static int map_copies_(const MapWalk_* w, const MapContent_* b) { return b->g > 0 ? w->of->experts : 1; }
 
-// Sets the begin of a bucket in a space.
+// Sets where a bucket starts in a space.
 static void map_place_(MapWalk_* w, const MapContent_* b, MapSpace space, MapSpan* span) {
     size_t* at = space == MAP_OWNED && b->kind == MAP_FROZEN ? &w->at_frozen : &w->at[space];
     span->begin = *at;
@@ -443,7 +443,7 @@ static MapSpan map_owned_(const Bucket* b, MapTensor_ t) {
     return span;
 }
 
-// Sets the begin of a shard in each slot.
+// Sets where a shard starts in each slot.
 static void map_set_slots_(const MapWalk_* w, const Bucket* b, MapTensor_ t, Shard* s) {
     const MapSpan own = map_owned_(b, t);
     const int is_owned = own.from <= s->offset && s->offset < own.from + own.count;

@@ -61,7 +61,7 @@ typedef enum {
 
 typedef enum { POSITIONS_LEARNED, POSITIONS_ROPE } PositionsKind;
 
-// Linear layers with a bias: all; only that of queries, keys and values; none.
+// Linear layers with a bias: all; only the one for queries, keys and values; none.
 typedef enum { BIASES_ALL, BIASES_QKV, BIASES_NONE } BiasesKind;
 
 // Layers that may have a window: none; all of them, or none; any.
@@ -627,7 +627,7 @@ static inline ModelActivations model_activations_at_layer(ModelActivations all, 
     return all;
 }
 
-// Returns the pointers of a micro-batch in an update; `all` has those of the first one.
+// Returns the pointers of a micro-batch in an update; `all` points to the first micro-batch's.
 static inline ModelActivations model_activations_of(ModelActivations all, const TensorRow* rows,
                                                     int64_t micro_step) {
     for (int row = 0; row < MODEL_ACTIVATION_ROWS; row++) {

@@ -108,7 +108,7 @@ static inline void adafactor_size_(AdafactorPlan* plan, const AdafactorTensor* t
     }
 }
 
-// Sets the table: matrices first, each with its tiles behind those of the matrices before it.
+// Sets the table: matrices first; their tiles are numbered in this order.
 static inline void adafactor_place_(AdafactorPlace_* places, int* places_of_tiles,
                                     const AdafactorTensor* tensors, int count, int matrices) {
     int tile = 0, matrix = 0, vector = matrices;
@@ -286,7 +286,7 @@ __device__ inline float adafactor_store_rows_(float* row_sums, const float (&sum
 }
 
 // A block has a tile. Its warps have rows in turn, a lane W columns of every 32 W. All rows of a
-// warp reach the same columns at a time, so a lane adds up columns, too.
+// warp reach the same columns at a time, so each lane can also add up its columns.
 // grid   tiles      block   256      shared   1 or 4 KiB
 // moves  reads the gradient, and with a relative rate the weights; writes a 64th of the gradient's
 //        elements in fp32. Bound by memory.

@@ -11,7 +11,7 @@ updates the four as AdamW does.
 Codes are decoded by a table in shared memory, which a kernel copies from Code8Table at its start.
 
 needs:   arrays start at multiples of 128 elements of a tensor, a warp's, and have room up to the
-         next one. The elements behind the tensor are zero, and stay zero but for their codes
+         next one. The elements after the tensor are zero, and stay zero; their codes may change
 */
 #ifndef LLMC_ADAMW8BIT_CUH
 #define LLMC_ADAMW8BIT_CUH

@@ -106,7 +106,7 @@ HOST_DEVICE int code8_nearest_(float x, Code8 kind) {
     const float first = (float)((int)kind << decades); // value of x's decade
     // (x - 0.1 decade) per_unit
     float at = first - 1 + ceilf(x * per_unit - first * (float)(1 / 9.0));
-    // between two decades; NaN, too
+    // between two decades; also NaN
     at = at > first ? at : first;
     at = at < 2 * first - 1 ? at : 2 * first - 1;
     at = x > code8_top_(kind) ? 2 * (float)bins : at;

@@ -20,7 +20,7 @@ values to about 1:
     param, grad, b    (rows, cols)   fp32; b starts as zero
     row_squares       (rows)         fp32, starts as zero; NULL: X stays as it is
 
-Matrices such as those of q, k and v are updated one by one. With row_squares (NorMuon),
+The matrices of q, k and v, for example, are updated one by one. With row_squares (NorMuon),
 
     row_squares_i = rows_beta2 row_squares_i + (1 - rows_beta2) mean_j(X_ij^2)
 

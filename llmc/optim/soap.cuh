@@ -8,7 +8,7 @@ Matmuls in fp32 (or --tf32) turn the gradient and its mean, qr.cuh renews the ba
 a thread an element do the rest. The matrices of a layer are multiplied together (matmul_batch). No
 step of an update waits for the host.
 
-needs:   tensors start at multiples of four elements in every array but those of the squares
+needs:   tensors start at multiples of four elements in every array except the square matrices
 */
 #ifndef LLMC_SOAP_CUH
 #define LLMC_SOAP_CUH

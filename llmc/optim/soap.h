@@ -25,7 +25,7 @@ paper: without it, rounding would turn directions without any gradient at random
     left, left_basis    (rows, rows)   fp32; NULL: P is the identity
     right, right_basis  (cols, cols)   fp32; NULL: Q is the identity
 
-Matrices such as those of q, k and v are updated one by one.
+The matrices of q, k and v, for example, are updated one by one.
 
 Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", arXiv 2409.11321.
 */

@@ -3,7 +3,7 @@ expert_parallel.cuh -- expert_parallel.h on the GPU: the same rounds, by NCCL.
 
 The host must know how many rows travel. So it reads the counts of all ranks in the forward pass of
 a layer and waits for the GPU: such a pass is no CUDA graph. The backward pass finds them in pinned
-memory, which keeps those of each layer.
+memory, which keeps the counts of each layer.
 
 Rows travel on a stream of their own. In a pass without a cache there is memory for those of two
 rounds: the rows of the next one travel while the main stream computes on these.
@@ -46,7 +46,7 @@ typedef struct {
     const Gpu* gpu;
 } ExpertParallelGpu;
 
-// Takes memory as large as that of an activation, which is at this member.
+// Takes memory as large as the activation at this member.
 static inline void* expert_take_(Memory* memory, const TensorRow* rows, size_t member) {
     int i = 0;
     while (rows[i].member != member) {
@@ -80,7 +80,7 @@ static inline void expert_traffic_open(ExpertTrafficGpu* t, Memory* memory, Mode
     }
 }
 
-// Closes the shared parts, once their stream is done.
+// Closes the shared parts. Their stream must have finished.
 static inline void expert_traffic_close(ExpertTrafficGpu* t) {
     if (t->stream) {
         CUDA_CHECK(cudaEventDestroy(t->arrived));

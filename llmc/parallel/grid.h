@@ -130,7 +130,7 @@ typedef struct {
     int T;           // 0: not known yet
     int ranks;       // processes in all
     int node_ranks;  // processes of a machine: the most that grid_next puts into a tensor group
-    int unit;        // columns of heads and hidden units of a part are a multiple of it: GRID_UNIT
+    int unit;        // heads and hidden units of a part are a multiple of it, in columns: GRID_UNIT
 } GridRun;
 
 // Returns 1 if a run can be divided this way. If not, returns 0 and sets `error` to what was asked

@@ -17,7 +17,7 @@ for the message at once: then received data are there, and sent data may be over
 
 typedef struct {
     const GroupGpu* group;      // its ranks are the stages
-    Gpu main, comm;             // the GPU with the main stream, and with that of communication
+    Gpu main, comm;             // the GPU with the main stream; with the communication stream
     cudaEvent_t ready, arrived; // last work of the main stream; last messages
 } PipelineGpu;
 

@@ -33,8 +33,8 @@ extern "C" {
 
 // ---- the cut ----
 
-// Sets the layers of each of P stages so that the largest load is least. The last stage has the
-// classifier, too. Layers that share parameters in pairs stay together.
+// Sets the layers of each of P stages so that the largest load is least. The classifier adds to the
+// load of the last stage. Layers that share parameters in pairs stay together.
 void pipeline_cut(int* layers, ModelConfig cfg, int P);
 
 // Sets the layers of P stages from a list, "9,9,8,6". Returns 0 and the reason in `error` if it

@@ -420,8 +420,7 @@ const OptionRow OPTION_TABLE[] = {
         "steps", "for wsd: number of steps at the end in which the rate falls; 0: it never falls; auto: a fifth of "
         "--steps"},
     {"optimizer",   "decay-shape",    "",   CHOICE_(optimizer.decay_shape),       0,       0, RUN_ | NEEDS_(WSD), "sqrt",
-        WORDS_CHOICE(DECAY_WORDS), "for wsd: how the rate falls; sqrt: by 1 - sqrt(t), linear: by 1 - t, for t from 0 "
-        "to 1"},
+        WORDS_CHOICE(DECAY_WORDS), "for wsd: the rate falls as 1 - sqrt(t), or 1 - t with linear, for t from 0 to 1"},
     {"optimizer",   "weight-decay",   "c",  FLOAT_(optimizer.weight_decay),       0,      10, AUTO_ | RUN_, "auto",
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
     {"optimizer",   "cautious-decay", "",   SWITCH_(optimizer.cautious_decay),    0,       0, RUN_ | NEEDS_(DECAY), "off",
