@@ -82,8 +82,8 @@ static void load_shards_(const ModelFiles* m, FirstWeights* weights, const Tenso
     }
 }
 
-// Reads whole group g: only this rank's shards of it if ranks have the whole model in shards, not in
-// place, and no rows of added tokens must be computed.
+// Reads whole group g. Reads only this rank's shards of it, unless the group is in place, the rank
+// has a part of the model, or rows of added tokens must be computed.
 static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTokens* more,
                         const WholeGroups* whole, int g, float* group) {
     const int in_place = model_files_in_place(m);

@@ -134,8 +134,8 @@ typedef struct {
     size_t in_a, in_b, count;
 } MapMeet;
 
-// Sets the next common elements, consecutive ones of the tensor; start with zeros. Returns 0 after
-// the last.
+// Sets the next common elements that are consecutive in the tensor; start with zeros. Returns 0
+// after the last.
 int map_meet(const MapPiece* a, const MapPiece* b, MapMeet* meet);
 
 // Prints the buckets and shards of a rank, a line for each.

@@ -532,8 +532,8 @@ static void map_measure_(MapWalk_* w) {
     }
 }
 
-// Moves the spaces that layers share to the place of block k of the parameters; with k = their
-// number, past all places.
+// Moves the spaces that layers share to the place of block k of the parameters; if k is the number
+// of blocks, past all places.
 static void map_enter_block_(MapWalk_* w, int k) {
     const int of[MAP_SPACES] = {
         [MAP_PARAMETERS] = w->of->ring_parameters, [MAP_GRADIENTS] = w->of->ring_gradients};

@@ -10,8 +10,8 @@ Rank i of t tensor ranks has
 
 All else is whole in every rank. A rank's part of a matrix is a matrix of its own in memory.
 
-A run with experts may instead divide these: rank i of e has experts i E/e, ..., which are rows of
-fcw and fcprojw.
+A run may instead divide the experts: rank i of e has experts i E/e, ..., which are rows of fcw and
+fcprojw.
 
 Such a part of some layers is a smaller model: model_part_of returns its sizes. The files of a
 model, and its first random values, are always those of the whole.
@@ -131,8 +131,8 @@ const char* part_uncut(char* text, size_t room, ModelConfig whole, int t, int un
 
 // ---- elements ----
 
-// A cut of a tensor, in lines of `cols` elements (1 in a vector). A rank has `of_rank` consecutive
-// lines of the `lines` of each of `matrices`, which lie one below the other.
+// A cut of a tensor that consists of `matrices`, one below the other. Matrix m has lines[m] lines
+// of `cols` elements (a vector: of 1), of which a rank has of_rank[m] consecutive ones.
 typedef struct {
     int matrices;
     size_t cols;

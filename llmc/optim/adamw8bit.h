@@ -20,10 +20,10 @@ up to 1 / sqrt(1 - beta2) times too large. Without a gradient they would be m / 
 
 The code is dynamic: fine for large values, with decades to spare for small ones. Decade i = 0 ... 6
 is [0.1, 1] 10^(i-6), cut into 2^i equal bins (2^(i+1) in the code without sign); its values are
-their centers. 0 and 1 are values too, which makes 256. code(x) is the nearest value's, the lower
-one's at a tie of positive numbers; a negative m never becomes 0. Dettmers, Lewis, Shleifer and
-Zettlemoyer, "8-bit optimizers via block-wise quantization", ICLR 2022; the values have the bits of
-bitsandbytes'.
+their centers. With 0 and 1 this makes 256 values. code(x) is the code of the nearest value, at a
+tie of positive numbers of the lower one; a negative m never becomes 0. Dettmers, Lewis, Shleifer
+and Zettlemoyer, "8-bit optimizers via block-wise quantization", ICLR 2022; the values have the bits
+of bitsandbytes'.
 
 The codes in order of their values:
 

@@ -53,8 +53,8 @@ const float* context_gather_cpu(const ContextParallel* c, const float* qkv, Atte
 // Sets the columns of keys and values of dqkv. Overwrites kv.
 void context_sum_cpu(float* dqkv, const ContextParallel* c, AttentionSizes sizes);
 
-// Sets `all` (B, W) to words of each rank's tokens `own` (B, T), losses for example. They may be
-// the same memory.
+// Sets `all` (B, W) to the words of 4 bytes, losses for example, that ranks have for their tokens:
+// `own` (B, T). Both may be the same memory.
 void context_gather_tokens_cpu(void* all, const ContextParallel* c, const void* own, AttentionSizes sizes);
 
 #ifdef __cplusplus

@@ -677,7 +677,8 @@ const OptionRow OPTION_TABLE[] = {
         "", "what processes divide among themselves: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also "
         "parameters (GPUs only); auto: 2 for several processes, 1 with --pipeline-parallel"},
     {"processes",   "shard-ranks",    "",   INT_(ranks.shards),                   1, 1048576, AUTO_ | GPU_ | ONCE_, "auto",
-        "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if machines differ"},
+        "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if "
+        "machines have unequal numbers of them"},
     {"processes",   "node-gbps",      "",   FLOAT_(ranks.node_gbps),              0,   MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
         "GB/s", "for --plan and --fit: bandwidth within a machine, sending and receiving this much at the same time; "
         "auto: 300 on GPUs (NVLink 4), 10 on CPUs; dev/bench/multi_gpu.sh measures both bandwidths"},

@@ -411,8 +411,8 @@ static void settle_evaluation_(Options* options) {
 }
 
 // Decides the learning rate, which stays "auto" as long as the number of steps does; and the weight
-// decay and beta2, which depend on the optimizer. The usual decay would be far too much at SGD's
-// rate. Lion's beta2 is its authors'.
+// decay and beta2, which depend on the optimizer. SGD's rate is so high that the usual decay
+// would be far too much. Lion's beta2 is its authors'.
 static void settle_update_(Options* options) {
     if (options->optimizer.lr == OPTION_AUTO && options->batch.steps != OPTION_AUTO) {
         options->optimizer.lr = setup_auto_lr(options);
