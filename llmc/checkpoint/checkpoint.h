@@ -60,7 +60,7 @@ typedef struct {
     const char* trainer; // trainer and precision in words: "CPU FP32"
     ModelFiles model;
     CheckpointMemory memory;
-    ModelCard card;             // what the files say of the model; borrows its texts
+    ModelCard card;             // what the model's files say about it; borrows its strings
     const Tokenizer* tokenizer; // NULL: unknown
     // fields of config.json to keep (hf_config_kept); NULL: a new model
     const char* config;
@@ -84,7 +84,7 @@ typedef struct {
 typedef struct {
     WholeGroups whole; // layout
     SafeTensorsDtype dtype;
-    void* groups; // those of this rank's files; NULL: not in this checkpoint
+    void* groups; // groups of this rank's files; NULL: not in this checkpoint
 } CheckpointWeights;
 
 typedef struct {
@@ -142,8 +142,8 @@ static inline int checkpoints_copy(const Options* o) {
 size_t checkpoints_bytes(const MapOf* of, int rank, const OptimizerState* state, SafeTensorsDtype dtype,
                          double max_gb);
 
-// Returns the bytes of memory for the average of the weights in each save, with those of a group
-// that is gathered; 0: the run has none.
+// Returns the bytes that each save needs for the average of the weights, including one gathered
+// group; 0: the run has no average.
 size_t checkpoints_average_bytes(const MapOf* of, int rank, SafeTensorsDtype dtype, double max_gb);
 
 // The following functions are collective: all ranks call them in the same order.
@@ -231,7 +231,7 @@ static void* checkpoint_group_(const Checkpoints* c, HfWeights which, int g) {
 
 static int checkpoint_has_average_(Optimizer optimizer) { return optimizer.average.is_kept; }
 
-// Returns the number of checksums of a rank, and the place of one of a file of weights.
+// Return the number of checksums of a rank, and the index of the checksum of a file of weights.
 static int checkpoint_checksums_(const Checkpoints* c) { return 2 * c->model.most + 1; }
 
 static int checkpoint_checksum_at_(const Checkpoints* c, HfWeights which, int file) {
@@ -410,7 +410,7 @@ static void checkpoint_write_weights_(Checkpoints* c, const char* directory, HfW
     }
 }
 
-// Writes the files of this rank. Errors name them by `checkpoint`.
+// Writes the files of this rank. Error messages call the checkpoint `checkpoint`.
 static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
     const Map* map = c->run.model.map;
     const int number = checkpoint_part_number(&map->of, map->rank);
@@ -471,8 +471,8 @@ static void checkpoint_abandon_(void* checkpoints) {
     checkpoint_clear(part);
 }
 
-// Runs the thread of a save. A single process does all the work at once. With several ranks, first
-// each one's thread writes, then another one of rank 0 completes.
+// Runs the thread of a save. A single process does all the work in it. With several ranks, a thread
+// of each one writes; then another thread of rank 0 completes the checkpoint.
 static void* checkpoint_work_(void* checkpoints) {
     Checkpoints* c = (Checkpoints*)checkpoints;
     const double start_s = time_now_s();
@@ -498,7 +498,7 @@ static void* checkpoint_work_(void* checkpoints) {
 
 // ---- saving during a run ----
 
-// Returns the bytes of this rank's groups in elements of a type, if files have those of `dtype`.
+// Returns the bytes of this rank's groups as `elements`, divided as in files of `dtype`.
 static size_t checkpoint_groups_bytes_(const MapOf* of, int rank, SafeTensorsDtype dtype, double max_gb,
                                        SafeTensorsDtype elements) {
     CheckpointModel model;
@@ -525,8 +525,8 @@ size_t checkpoints_average_bytes(const MapOf* of, int rank, SafeTensorsDtype dty
                : 0;
 }
 
-// Ends the program if a file has the name of a checkpoint that steps `after` + 1 to --steps will
-// save: now, before work is lost.
+// Ends the program now, before work is lost, if a file already has the name of a checkpoint that a
+// later step (`after` + 1 to --steps) will save.
 static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
     const Options* o = c->options;
     char path[PATH_MAX];

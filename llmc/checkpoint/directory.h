@@ -237,7 +237,7 @@ Lock* checkpoint_lock(const char* out) {
     const LockPlace place = {path, out, "run", CHECKPOINT_LOCK_WAIT_S};
     file_join(path, out, STOP_REQUEST_LOCK);
     Lock* lock = lock_take(&place);
-    // a leftover, perhaps for a process of the same name: in containers these repeat
+    // may be left over; in a container a new process can have the name of the one it was for
     CHECK(stop_request_remove(out), "%s/run.stop: cannot remove: %s; wanted it for --stop-run", out,
           strerror(errno));
     checkpoint_recover_(out);

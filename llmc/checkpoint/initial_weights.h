@@ -34,9 +34,9 @@ typedef struct {
     LlmcBin bin;
 } FirstWeights;
 
-// Opens the weights in `path`, which have the configuration `cfg`, or are those of a dense model
-// that it comes from; `which` of those in a directory. NULL: random weights. These depend only on
-// the seed and on muP.
+// Opens the weights in `path`: of a model with the configuration `cfg`, or of its dense form.
+// `which` chooses among those of a directory. NULL: random weights, which depend only on the seed
+// and on muP.
 void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, HfWeights which, uint64_t seed,
                   Mup mup);
 

@@ -2,8 +2,8 @@
 load_save.h -- moves a model between memory and files.
 
 The files are its initial weights (initial_weights.h), the optimizer's state in a checkpoint
-(optimizer_parts.h), and exports (export.h). They are those of the whole model, whatever part of it
-a rank has (model_files.h).
+(optimizer_parts.h), and exports (export.h). They hold the whole model, whatever part of it a rank
+has (model_files.h).
 */
 #ifndef LLMC_LOAD_SAVE_H
 #define LLMC_LOAD_SAVE_H
@@ -25,14 +25,13 @@ a rank has (model_files.h).
 extern "C" {
 #endif
 
-// Sets the weights from the model in `path`, those of --weights; NULL: random ones, from the seed.
-// `more`: rows of the vocabulary that the files do not have, or NULL.
-// Sets *checksum, unless NULL, to a checksum of the whole weights in fp32, whatever part this rank
-// has.
+// Sets the weights from the model in `path`; `which`: the last ones or their average. NULL: random
+// ones, from the seed. `more`: vocabulary rows that the files do not have, or NULL. Sets *checksum,
+// unless NULL, to a checksum of the whole model's weights in fp32, whatever part this rank has.
 void load_model(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed, const MoreTokens* more,
                 uint64_t* checksum);
 
-// Returns the bytes that loading needs for a while, unless the weights are in place: a group in
+// Returns the bytes that loading needs temporarily, unless the weights are in place: one group in
 // fp32.
 size_t load_bytes(const MapOf* of);
 
@@ -83,8 +82,8 @@ static void load_shards_(const ModelFiles* m, FirstWeights* weights, const Tenso
     }
 }
 
-// Reads whole group g: only this rank's shards of it, unless this rank has all of it, takes a part
-// of it, or must compute rows of further tokens.
+// Reads whole group g. Reads only this rank's shards of it, unless the group is in place, the rank
+// has a part of the model, or rows of added tokens must be computed.
 static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTokens* more,
                         const WholeGroups* whole, int g, float* group) {
     const int in_place = model_files_in_place(m);
@@ -101,8 +100,8 @@ static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTo
     }
 }
 
-// Returns what a group adds to the checksum of the weights (checksum.h), whose words are the
-// elements, numbered by tensor. It does not depend on where a tensor lies in memory.
+// Returns a group's contribution to the checksum of the weights (checksum.h). Its words are the
+// elements, numbered by tensor, so it does not depend on where a tensor lies in memory.
 static uint64_t load_checksum_(const TensorRow* rows, ModelConfig cfg, int g, const float* group) {
     uint64_t sum = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -167,7 +166,7 @@ static void load_zeros_(const ModelFiles* m, int slot) {
     }
 }
 
-// Reads a slot of what a rank has of a tensor.
+// Reads one slot of state, for this rank's elements of a tensor.
 static void load_entry_(const ModelFiles* m, const CheckpointParts* parts, const StateEntry* own, int slot) {
     const size_t element = state_slot_of(slot).element_bytes, at = own->at[slot] * element,
                  bytes = checkpoint_parts_count(parts, own, slot) * element;

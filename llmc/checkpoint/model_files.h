@@ -34,8 +34,8 @@ stays in memory until all whole groups are done.
 extern "C" {
 #endif
 
-// Functions of a trainer that get and set the tensors of its model, between updates. Collective in
-// the data group, but for `move`.
+// Functions of a trainer that get and set the tensors of its model, between updates. All except
+// `move` are collective in the data group.
 typedef struct {
     // Copies the weights of group g as they are saved: master weights, if any. `group` is NULL in
     // ranks that do not want them, and for tensors in place (ModelFiles): then it returns their
@@ -48,13 +48,13 @@ typedef struct {
     void (*set_state)(Model* model, int slot, size_t at, const void* state, size_t bytes);
     // Is called after all groups are set. `checkpoint` is the directory they came from; NULL: none.
     void (*loaded)(Model* model, const char* checkpoint);
-    // Gathers the trained part of group g, of which each rank that updates some of it has set its
-    // piece, in fp32, in all of them.
+    // Gathers the trained part of group g, in fp32: each rank has set the piece that it updates,
+    // and gets all others.
     void (*gather)(Model* model, int g, float* group);
     // Sends host memory to a rank of the tensor group, the expert group or the pipeline, or
     // receives it.
     void (*move)(Model* model, GridGroup group, GroupMove move);
-    // Return where the elements are that this rank has, and its optimizer's state.
+    // Return the map, which says what this rank has, and its optimizer's state.
     const Map* (*map)(const Model* model);
     const OptimizerState* (*state)(const Model* model);
 } ModelAccess;
@@ -76,7 +76,7 @@ static inline SafeTensorsDtype model_files_dtype(const ModelFiles* m) {
     return m->is_average ? SAFETENSORS_F32 : m->dtype;
 }
 
-// Returns the files of the average of a model's weights.
+// Returns the same model, with the average of its weights in place of the weights.
 static inline ModelFiles model_files_of_average(const ModelFiles* m) {
     ModelFiles files = *m;
     files.in_place = 0;
@@ -92,8 +92,8 @@ static inline int model_files_in_place(const ModelFiles* m) {
 // True if a part of a model has tensors of a whole group.
 int model_files_have(ModelConfig whole, ModelPart which, int g);
 
-// Layout of whole groups on the host. Each is alone in memory; offsets are those of all groups in a
-// row.
+// Layout of whole groups on the host. Each has memory of its own; offsets are as if all groups lay
+// one after another.
 typedef struct {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     size_t once, block; // bytes of group 0, and of each other one
@@ -115,8 +115,8 @@ static inline size_t whole_groups_largest(const WholeGroups* w) {
 // Returns the elements of the largest group of a rank's part.
 size_t part_groups_largest(const MapOf* of, int rank);
 
-// Groups of a rank's part on their way from and to whole groups. If the model has the whole groups,
-// it has nothing to do.
+// Converts the groups of a rank's part from and to whole groups. Does nothing if the model has
+// whole groups.
 typedef struct {
     const ModelFiles* files;
     MapOf of; // as if each data rank wrote
@@ -124,7 +124,7 @@ typedef struct {
     size_t element_bytes;
     // memory for group 0 of the part, and for one more group; NULL: they are in place
     void *once, *block;
-    // where the groups are that have been gathered: group 0, and `group` of the others; 0: none
+    // addresses of gathered groups: of group 0, and of the group with number `group` (0: none)
     const void *gathered_once, *gathered;
     int has_once, group;
     void* mail; // memory for a bucket of another rank
@@ -135,10 +135,10 @@ typedef struct {
 
 void part_groups_open_to_set(PartGroups* p, const ModelFiles* files);
 
-// Sets what this rank has of a whole group, which is fp32. In place it is set already.
+// Sets this rank's part of a whole group, which is fp32. A group in place is already set.
 void part_groups_set(PartGroups* p, int g, void* group);
 
-// Sets the tensors that had to wait.
+// Sets the tensors that had to wait for all groups.
 void part_groups_set_last(PartGroups* p);
 
 // ---- getting a model, in the type of its files; collective ----
@@ -267,7 +267,7 @@ static void* part_groups_memory_(const PartGroups* p, int g) {
     return m->in_place ? m->access.get_group(m->model, g, NULL) : g == 0 ? p->once : p->block;
 }
 
-// Sets what group g of the part has of a whole group; returns 1 if it has anything.
+// Copies the elements of group g of the part from a whole group; returns 1 if it has any.
 static int part_groups_take_(PartGroups* p, int g, int whole_g, void* whole) {
     const Map* m = p->files->map;
     const MapBuckets buckets = part_buckets_(m, g);
@@ -320,7 +320,8 @@ static void model_gather_average_(const ModelFiles* m, int g, float* room) {
     m->access.gather(m->model, g, room);
 }
 
-// Copies the average of group g in fp32, and the weights that have none, as get_group does.
+// Copies group g in fp32 as get_group does: the average of each weight, or the weight if it has
+// none.
 static void* model_get_average_(const ModelFiles* m, int g, void* group) {
     const Map* map = m->map;
     const MapBuckets buckets = part_buckets_(map, g);
@@ -348,7 +349,7 @@ void part_groups_open_to_get(PartGroups* p, const ModelFiles* files) {
     part_groups_open_(p, files, safetensors_dtype_bytes(model_files_dtype(files)));
 }
 
-// Gets group g of the part's own, as access.get_group does.
+// Gets group g of the part, as access.get_group does.
 static void* model_get_group_(const ModelFiles* m, int g, void* group) {
     return m->is_average ? model_get_average_(m, g, group) : m->access.get_group(m->model, g, group);
 }
@@ -368,7 +369,7 @@ typedef struct {
 // Returns the ranks that have the other parts, or the other experts.
 static GridGroup part_sharers_(const MapOf* of) { return of->experts > 1 ? GRID_EXPERTS : GRID_TENSOR; }
 
-// Returns the rank of a place among these.
+// Returns the rank in that group for a place in the grid.
 static int part_sharer_(const MapOf* of, MapPlace place) {
     return of->experts > 1 ? place.data % of->experts : place.tensor;
 }
@@ -425,8 +426,8 @@ static void part_move_bucket_(PartMove_* move, const Bucket* b) {
     move->data = data;
 }
 
-// Puts a shard of the peer into the whole group, if it writes it. Buckets that ranks with other
-// experts have, too, come from the one with the writer's place.
+// Puts a shard of the peer into the whole group, if the peer writes it. Buckets that all expert
+// ranks have come from the one with the writer's place.
 static void part_take_moved_(void* context, const Bucket* b, const Shard* s) {
     PartMove_* move = (PartMove_*)context;
     const MapOf* of = &move->p->of;

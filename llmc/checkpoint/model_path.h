@@ -17,7 +17,7 @@ extern "C" {
 // the directory of a run, sets `path` to the run's newest checkpoint and returns that.
 const char* model_path_find(const Options* options, char path[PATH_MAX]);
 
-// Does so for --teacher, which names no size.
+// Does the same for --teacher, which cannot name a size.
 const char* model_path_of_teacher(const Options* options, char path[PATH_MAX]);
 
 #ifdef __cplusplus

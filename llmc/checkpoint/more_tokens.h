@@ -1,12 +1,11 @@
 /*
-more_tokens.h -- initial weights of tokens that a model's own tokenizer does not have, if the run's
-tokenizer extends it.
+more_tokens.h -- initial weights of tokens that a run's tokenizer adds to the model's own tokenizer.
 
     row of a token = mean of the rows of the tokens that spell it
 
-in the token embedding, and in the classifier's own matrix: its text as the model's own tokenizer
-encodes it. The blocks know such rows; they would not know random ones. A token without text gets
-zeros.
+The model's own tokenizer spells the text of the token. The token embedding gets such a row, and the
+classifier if it has a matrix of its own. The blocks understand these rows at once; they would not
+understand random ones. A token without text gets zeros.
 */
 #ifndef LLMC_MORE_TOKENS_H
 #define LLMC_MORE_TOKENS_H
@@ -21,13 +20,13 @@ extern "C" {
 typedef struct {
     int V; // vocabulary of the model's files
     const Tokenizer* own;
-    const Tokenizer* extended; // tokenizer_extends(extended, own); one of its V ids for each row
+    const Tokenizer* extended; // the run's; tokenizer_extends(extended, own)
 } MoreTokens;
 
 // Returns the configuration of the model's files.
 ModelConfig more_tokens_config(const MoreTokens* more, ModelConfig cfg);
 
-// Sets the rows of further tokens in the fp32 tensors of group g, which has the others. `rows` as
+// Sets the rows of added tokens in the fp32 tensors of group g; all other rows are set. `rows` as
 // in weights_read (initial_weights.h).
 void more_tokens_set(const MoreTokens* more, const TensorRow* rows, int g, float* group);
 

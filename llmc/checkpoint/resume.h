@@ -7,15 +7,14 @@ resume.h -- finds the checkpoint that --resume names, and checks what the comman
     1000         step 1000 in --out
     a directory  that checkpoint, anywhere
 
-Options that are not given keep their saved values. Options that are given and differ are listed. If
-one of them defines the run (OPTION_CHANGES_RUN in the table of options), if the saved run used an
-option that has been removed, or if the data, the teacher or the trainer have changed, --override is
-needed. It is not needed for a greater --steps, nor for another schedule with the rates that the run
-has had so far: a decay may start from any checkpoint. The peak of these rates stays, also if --lr
-auto chose it for fewer steps. The run continues at its position in the
-data; other data are read from their start. Sources with names (mixture.h) may come, go and change
-their weights: each continues at its place. If the validation data that decide about the run have
-changed, its best validation starts again.
+Options that are not given keep their saved values. Options that are given and differ are listed.
+--override is needed if one of them defines the run (OPTION_CHANGES_RUN in the table of options), if
+the saved run used an option that has been removed, or if the data, the teacher or the trainer have
+changed. It is not needed for a greater --steps, nor for another schedule that has the same rates up
+to here: a decay may start from any checkpoint. The peak of these rates stays, even if --lr auto
+chose it for fewer steps. The run continues at its position in the data; other data are read from
+their start. Named sources (mixture.h) may be added, removed or get other weights: each continues at
+its place. If the first validation set has changed, the search for the best validation starts again.
 */
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H
@@ -166,8 +165,8 @@ static int resume_keeps_(const Options* options, const OptionRow* row) {
 
 typedef enum { RESUME_NOT_GIVEN, RESUME_ALL } ResumeWhich;
 
-// Returns true if an option only sets the schedule of the learning rate. Neither the peak, which
-// other rates are relative to, nor the warm-up, which is over, is one.
+// Returns true if an option only shapes the schedule of the learning rate. The peak does not count,
+// because other rates are relative to it; nor does the warm-up, which is over.
 static int resume_is_of_schedule_(const OptionRow* row) {
     static const char* const names[] = {"steps", "schedule", "final-lr-frac", "decay-steps", "decay-shape"};
     int is_one = 0;
@@ -177,8 +176,8 @@ static int resume_is_of_schedule_(const OptionRow* row) {
     return is_one;
 }
 
-// Returns the saved value of an option; NULL: none. The schedule of a checkpoint that is older than
-// one of its options is the default's.
+// Returns the saved value of an option; NULL: none. A schedule option that the checkpoint is too
+// old to have counts as its default.
 static const char* resume_saved_(const Resume* r, const OptionRow* row) {
     const char* value = state_option(&r->saved, row->name);
     return !value && resume_is_of_schedule_(row) ? row->fallback : value;
@@ -287,7 +286,8 @@ static void resume_check_share_(const Resume* r, const Options* options) {
     }
 }
 
-// Prints that another number of tensor ranks changes the order of sums. Older checkpoints have one.
+// Prints that another number of tensor ranks changes the order of sums. Older checkpoints count as
+// one rank.
 static void resume_print_tensor_(const Resume* r, const Options* options, FILE* file) {
     const char* saved = state_option(&r->saved, "tensor-parallel");
     const int now = options->ranks.tensor, before = saved ? atoi(saved) : 1;
@@ -296,7 +296,7 @@ static void resume_print_tensor_(const Resume* r, const Options* options, FILE* 
     }
 }
 
-// Returns true if the schedule has the rates that the run has had so far.
+// Returns true if the schedule gives the rates that the run has used so far.
 static int resume_keeps_rates_(const Resume* r, const Options* options) {
     const Options saved = resume_options_(r, options, RESUME_ALL);
     const ScheduleSettings before = setup_schedule(&saved), now = setup_schedule(options);
@@ -348,7 +348,7 @@ static int resume_has_same_(const Resume* r, const Options* options, const char*
     return !before || strcmp(before, option_text(options, option_find(dashed, strlen(dashed)), is)) == 0;
 }
 
-// Returns true if the training data differ from those of the saved run, as far as both are known.
+// Returns true if the training data differ from the saved run's, as far as both are known.
 static int resume_check_data_(const Resume* r, const Options* options, ResumeChanges_* c, size_t train_tokens,
                               uint64_t train_data) {
     char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES];
@@ -374,7 +374,7 @@ static int resume_check_data_(const Resume* r, const Options* options, ResumeCha
     return train_data != saved;
 }
 
-// Prints which validation sets have changed. If the first one has, none was the best so far.
+// Prints which validation sets have changed. If the first one has, there is no best validation yet.
 static void resume_check_sets_(Resume* r, const Options* options, FILE* file, const RunData* data) {
     char name[256], is[32], was[32];
     ValidationSet sets[SOURCES_MAX];
@@ -443,27 +443,29 @@ static void resume_check_sources_(const Resume* r, const Options* options, const
     }
 }
 
-// Returns true if an update still has the same sequences, so that the steps of a schedule do not
-// move.
+// Returns true if a step still has the same sequences, so that the steps of a schedule mean the
+// same.
 static int resume_keeps_batches_(const Resume* r, const Options* options) {
     return resume_has_same_(r, options, "total-batch") && resume_has_same_(r, options, "batch-schedule") &&
            resume_has_same_(r, options, "seq-len");
 }
 
-// Returns the length of the sequences that the checkpoint counts.
+// Returns the length of sequence in which the checkpoint counts.
 static int resume_length_(const Resume* r, const Options* options) {
     const char* saved = state_option(&r->saved, "seq-len");
     return saved ? atoi(saved) : options->batch.seq_len;
 }
 
-// Returns true if the checkpoint has rearranged the same documents. Older ones have none.
+// Returns true if the checkpoint has rearranged the same documents (--fim-rate). Older checkpoints
+// have none.
 static int resume_has_same_fim_(const Resume* r, const Options* options) {
     const char* saved = state_option(&r->saved, "fim-rate");
     return (saved ? strtof(saved, NULL) : 0) == options->data.fim_rate &&
            (options->data.fim_rate == 0 || resume_has_same_(r, options, "seed"));
 }
 
-// Returns true if the rows of the data are those of the checkpoint, or can be counted in them.
+// Returns true if the data have the same rows as in the checkpoint, or if its count converts to
+// them.
 static int resume_has_rows_(const Resume* r, const Options* options, const RunData* data) {
     const int are_even = (Packing)options->data.pack == PACK_STREAM && options->data.fim_rate == 0 &&
                          !mixture_has_mask(&data->train);
@@ -481,7 +483,7 @@ static int resume_has_source_(const Resume* r, const RunData* data, int are_othe
     return r->saved.mixture.count > 0 ? has_one : !are_other_data;
 }
 
-// Counts the sequences of the checkpoint in the length of this run.
+// Converts the checkpoint's counts to sequences of this run's length.
 static void resume_convert_(Resume* r, const Options* options, FILE* file) {
     const double was = resume_length_(r, options), now = options->batch.seq_len;
     MixtureState* mixture = &r->saved.mixture;

@@ -22,7 +22,7 @@ The last member is the checksum of all bytes before its value, so any change of 
 With the checksums of the other files it covers the whole checkpoint. All numbers read back as the
 same bits. The options have the values of options_print_json; file names may have any bytes.
 
-    run            identity of the run, which its log has, too (log.h), so that a resume never mixes
+    run            identity of the run, as in its log (log.h), so that a resume never mixes
                    two runs of a directory; missing in older files
     serial         number of the checkpoint, in the order of writing in this directory
     first_serial   serial of the first checkpoint of this run
@@ -37,7 +37,7 @@ same bits. The options have the values of options_print_json; file names may hav
                    and in older files, whose "teacher" depended on the layout in memory
     clip           shares of the limit of the gradient's norm, for --update-in-backward
                    (update_in_backward.h); missing in other runs
-    mixture        the sources of the training data, earlier ones, too, and the sequences that each
+    mixture        the sources of the training data, also earlier ones, and the sequences that each
                    has given (MixtureState); missing in older files and in runs without data
     average_from   updates before the first one in the average of the weights (average.h); missing
                    in older files: 0
@@ -67,14 +67,14 @@ extern "C" {
 
 #define STATE_MAX_FILES 4096 // most files of a checkpoint
 
-// The work between two updates that is done: a run may be stopped in the middle of it.
+// How much of the work between two updates is done: a run may be stopped in the middle of it.
 typedef enum { STAGE_UPDATED, STAGE_VALIDATED, STAGE_SAMPLED } RunStage;
 
 typedef struct {
     int64_t step;    // steps done, whether their update was made or skipped
     int64_t stage;   // RunStage
     int64_t updates; // updates made
-    // those before the first one in the average of the weights
+    // updates before the first one in the average of the weights
     int64_t average_from;
     int64_t tokens;     // tokens seen
     int64_t sequence;   // next sequence of the training data

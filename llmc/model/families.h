@@ -14,8 +14,8 @@ has the tensors of its architecture whose parameters the model has.
 
 #include "llmc/model/model.h"
 
-// Rows of a parameter in one tensor: all; those of the queries, keys or values; those of the gate,
-// or those next to it. With experts: all rows of one expert, or those of its gate.
+// Rows of a parameter that a tensor of a file has: all; the queries', keys' or values'; those of
+// the MLP's gate, or of its other matrix. With experts: the rows of one expert.
 typedef enum { ROWS_ALL, ROWS_Q, ROWS_K, ROWS_V, ROWS_GATE, ROWS_UP } FileRows;
 
 typedef enum {
@@ -121,7 +121,7 @@ static inline const FileTensor* file_tensors(void) {
     return tensors;
 }
 
-// Returns the layers for which files of an architecture have the tensor; `rows` are those of the
+// Returns the layers for which files of an architecture have the tensor; `rows` is the table of
 // parameters.
 static inline int file_tensor_layers(const FileTensor* tensor, const TensorRow* rows, Arch arch) {
     return tensor->architectures >> arch & 1 ? rows[tensor->row].uses : 0;
@@ -174,8 +174,8 @@ static inline FileLines file_tensor_lines(const FileTensor* tensor, const Tensor
     return file_lines_(first, all, width);
 }
 
-// Returns which of a parameter's heads' lines is line `line` in a file, both counted from the first
-// head.
+// Returns the line in memory for line `line` of a file, among the lines of all heads of a
+// parameter.
 static inline size_t file_head_line(HeadOrder order, ModelConfig cfg, size_t line) {
     const size_t HS = (size_t)model_head_size(cfg), half = (size_t)model_rope_dims(cfg) / 2, at = line % HS;
     if (order == ORDER_PAIRS || at >= 2 * half) {
@@ -196,8 +196,7 @@ static inline FileTensorName file_tensor_name(const char* name, int l, int exper
     return of_layer;
 }
 
-// Returns a name at Hugging Face without the prefix of the model, which files of the model without
-// its classifier do not have.
+// Returns a Hugging Face name without the model's prefix, which files without a classifier omit.
 static inline const char* file_tensor_bare_name(const char* name) {
     static const char* const prefixes[] = {"transformer.", "model."};
     for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++) {

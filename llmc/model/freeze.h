@@ -11,9 +11,9 @@ freeze.h -- --freeze: the parameters that training leaves as they are.
 
 A frozen parameter has no gradient, no optimizer state and no update. A parameter that is frozen in
 all blocks needs no memory for them, and neither do blocks 0 ... k - 1 if all their parameters are
-frozen (zero.h). If the embeddings are frozen, too, the backward pass ends at block k, and the
-blocks below keep no activations for it. Without a head of its own the classifier has wte as its
-weight, so freezing that freezes the classifier, too.
+frozen (zero.h). If the embeddings are also frozen, the backward pass ends at block k, and the
+blocks below keep no activations for it. If the classifier has no matrix of its own, its weight is
+wte, so freezing wte also freezes the classifier.
 */
 #ifndef LLMC_FREEZE_H
 #define LLMC_FREEZE_H
@@ -40,8 +40,8 @@ typedef struct {
 
 static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
 
-// Returns 1 if every parameter that is frozen in a block of parameters from `first` on
-// (model_copies) is frozen in all blocks.
+// Returns 1 if each parameter that is frozen in some block from `first` on (of parameters:
+// model_copies) is frozen in all blocks.
 int freeze_is_whole(const Freeze* freeze, ModelConfig cfg, int first);
 
 // ---- the list ----
@@ -53,9 +53,9 @@ int freeze_parse(Freeze* freeze, ModelConfig cfg, const char* list, char* error)
 // Returns the parameters frozen by a list that is known to be valid.
 Freeze freeze_of(ModelConfig cfg, const char* list);
 
-// Returns what is frozen in the layers of a part of the model, counted from its first one. A stage
-// that has wte only to look up tokens, while another has it as the classifier's matrix, leaves its
-// update to that.
+// Returns what is frozen in the layers of a part of the model, counted from its first one. If a
+// stage has wte only to look up tokens, the stage that has it as the classifier's matrix updates
+// it.
 Freeze freeze_of_part(const Freeze* whole, ModelConfig part);
 
 // ---- consequences ----

@@ -95,10 +95,11 @@ int map_next_range(const Map* m, const Bucket* b, MapSpace space, MapRange* rang
 // Returns all elements of a tensor of layer l that a space has; none if the count is 0.
 MapRange map_range(const Map* m, int tensor, int l, MapSpace space);
 
-// Returns those of a range that are among elements begin ... begin + count - 1 of the rank's tensor.
+// Returns the elements of a range that are also among elements begin ... begin + count - 1 of the
+// rank's tensor.
 MapRange map_part_of_range(MapRange range, size_t begin, size_t count);
 
-// Returns the elements from the first one of the range's shard to its own first one.
+// Returns how many elements at the start of its first shard a range leaves out.
 static inline size_t map_range_skips(const Map* m, const MapRange* range) {
     const Shard* s = range->shard;
     return range->before - (s->offset - map_find(m, s->tensor, s->layer)->offset);
@@ -109,8 +110,8 @@ static inline size_t map_range_at(const Map* m, const MapRange* range, MapSpace 
     return map_at(m, range->shard, space) + map_range_skips(m, range);
 }
 
-// Returns the pointers of layer l, and of what is outside of the blocks, into the memory of a space
-// with elements of `bytes`; NULL: not there.
+// Returns pointers to the tensors of layer l and to those outside of blocks, in the memory of a
+// space with elements of `bytes`; NULL: not there.
 ModelParameters map_bind(const Map* m, MapSpace space, void* memory, size_t bytes, int l);
 
 // Sets the next interval of a rank's reduced gradient that counts in its norm, in whole units, from
@@ -127,13 +128,13 @@ static inline int map_is_divided(const Map* m) { return m->of.stage > 0 && m->of
 
 // ---- pieces ----
 
-// Common elements of two pieces of the same tensor of a layer: `count` from element in_a and in_b
-// on, counted from the first ones.
+// Common elements of two pieces of the same tensor of a layer: `count` of them, from element in_a
+// of one piece and in_b of the other on.
 typedef struct {
     size_t in_a, in_b, count;
 } MapMeet;
 
-// Sets the next common elements, which are neighbors in the tensor; start with zeros. Returns 0
+// Sets the next common elements that are consecutive in the tensor; start with zeros. Returns 0
 // after the last.
 int map_meet(const MapPiece* a, const MapPiece* b, MapMeet* meet);
 
@@ -210,7 +211,7 @@ ModelParameters map_bind(const Map* m, MapSpace space, void* memory, size_t byte
     return pointers;
 }
 
-// Returns the shards from number i on, before `end`, that belong to one tensor and that a space has.
+// Returns the shards i, i + 1, ... below `end` that belong to one tensor and that a space has.
 static MapRange map_range_from_(const Map* m, int i, int end, MapSpace space) {
     const Shard* s = &m->shards[i];
     MapRange range = {s, s->offset - map_find(m, s->tensor, s->layer)->offset, 0, i};
@@ -284,12 +285,12 @@ int map_counted(const Map* m, int i, MapSpan* span) {
 
 // ---- pieces ----
 
-// Neighbors in a tensor: elements [begin, end) of it.
+// Consecutive elements of a tensor: [begin, end).
 typedef struct {
     size_t begin, end;
 } MapRun_;
 
-// Returns the neighbors from element i of a piece on.
+// Returns the consecutive elements from element i of a piece on.
 static MapRun_ map_run_(const MapPiece* p, size_t i) {
     const size_t e = p->first + i, left = p->run - e % p->run,
                  count = left < p->count - i ? left : p->count - i,

@@ -23,9 +23,9 @@ for each gate (part.h). A shard is a run of elements of a piece that no end of a
 a space has all of it or nothing. Shards lie in the order of buckets and offsets. Padding belongs to
 no shard and is zero.
 
-Gradient of a token embedding that is also the classifier's matrix, if the first and the last stage
-of a pipeline share it: it is summed apart, in a bucket of its own, the last one, without parameters
-and state.
+If the first and the last stage of a pipeline share the token embedding, which is then also the
+classifier's matrix, its gradient is summed apart: in a bucket of its own, the last one, without
+parameters and state.
 
 A map follows from the settings and the rank alone, so each rank knows every other's: map_walk goes
 through the buckets and shards of any rank, in order. Layers are those of the rank's part of the
@@ -156,7 +156,7 @@ typedef struct {
     unsigned flags;
     size_t offset; // in the bucket
     MapPiece piece;
-    size_t slot[MAP_SLOTS]; // begin of its state in the array of each slot, or MAP_NONE
+    size_t slot[MAP_SLOTS]; // start of its state in the array of each slot, or MAP_NONE
 } Shard;
 
 typedef struct {
@@ -230,9 +230,9 @@ typedef struct {
     int tensor_rank, data_rank;
     unsigned frozen;       // bit i: row i lies in frozen buckets
     int first_block;       // the lowest block of parameters that is trained
-    size_t at[MAP_SPACES]; // begin of the next bucket
+    size_t at[MAP_SPACES]; // start of the next bucket
     size_t at_frozen;      // of the next frozen one in OWNED
-    // Layers that take turns: the begin and the size of the places of layers.
+    // for layers that take turns: the start of their places, and the size of one place
     size_t ring_begin[MAP_SPACES], ring[MAP_SPACES];
     size_t slots[MAP_SLOTS];
     int num_buckets, num_shards;
@@ -296,7 +296,7 @@ static MapContent_ map_bucket_of_(const MapWalk_* w, int g, MapKind kind) {
 // Returns how many of some data ranks have the same parameters of group g, and divide them.
 static int map_ranks_(const MapWalk_* w, int g, int ranks) { return g > 0 ? ranks / w->of->experts : ranks; }
 
-// Returns part number `part` of equal ones.
+// Returns part number `part` of a bucket that is cut into equal parts.
 static MapSpan map_cut_(const MapContent_* b, int parts, int part) {
     const size_t count = b->elements / (size_t)parts;
     const MapSpan span = {0, (size_t)part * count, count};
@@ -314,7 +314,7 @@ static MapSpan map_shard_(const MapWalk_* w, const MapContent_* b) {
     return map_cut_(b, parts, (slice * (W / replica) + w->data_rank / replica) / (W / parts));
 }
 
-// Returns the interval of a bucket that a space has, without its begin.
+// Returns the interval of a bucket that a space has, without its start.
 static MapSpan map_interval_(const MapWalk_* w, const MapContent_* b, MapSpace space) {
     const int has_gradient = b->kind != MAP_FROZEN, has_parameters = b->kind != MAP_EMBEDDING,
               is_gradient = MAP_GRADIENTS <= space && space <= MAP_REDUCED;
@@ -341,7 +341,7 @@ static MapSpan map_interval_(const MapWalk_* w, const MapContent_* b, MapSpace s
 
 static int map_copies_(const MapWalk_* w, const MapContent_* b) { return b->g > 0 ? w->of->experts : 1; }
 
-// Sets the begin of a bucket in a space.
+// Sets where a bucket starts in a space.
 static void map_place_(MapWalk_* w, const MapContent_* b, MapSpace space, MapSpan* span) {
     size_t* at = space == MAP_OWNED && b->kind == MAP_FROZEN ? &w->at_frozen : &w->at[space];
     span->begin = *at;
@@ -372,7 +372,7 @@ static Bucket map_bucket_(MapWalk_* w, const MapContent_* b) {
 
 // ---- shards ----
 
-// Sets the pieces of a tensor of several matrices, of each of which a rank has equal rows.
+// Sets the pieces of a tensor that consists of several matrices; a rank has equal rows of each.
 static int map_pieces_of_matrices_(const MapWalk_* w, int i, MapPiece pieces[3]) {
     const TensorRow* row = &w->rows[i];
     const int is_heads = row->split == SPLIT_HEADS, count = is_heads ? 3 : model_gates(w->cfg);
@@ -443,7 +443,7 @@ static MapSpan map_owned_(const Bucket* b, MapTensor_ t) {
     return span;
 }
 
-// Sets the begin of a shard in each slot.
+// Sets where a shard starts in each slot.
 static void map_set_slots_(const MapWalk_* w, const Bucket* b, MapTensor_ t, Shard* s) {
     const MapSpan own = map_owned_(b, t);
     const int is_owned = own.from <= s->offset && s->offset < own.from + own.count;
@@ -454,7 +454,7 @@ static void map_set_slots_(const MapWalk_* w, const Bucket* b, MapTensor_ t, Sha
     }
 }
 
-// Moves on in the slots, behind a tensor.
+// Advances in the slots, past a tensor.
 static void map_leave_slots_(MapWalk_* w, const Bucket* b, MapTensor_ t) {
     const size_t own = map_owned_(b, t).count;
     for (int slot = 0; slot < MAP_SLOTS && b->kind == MAP_TRAINED && own > 0; slot++) {
@@ -515,8 +515,8 @@ static void map_take_bucket_(MapWalk_* w, MapContent_ b) {
 
 // ---- the walk ----
 
-// Adds up what frozen buckets and rings need to know before: the trained part of OWNED, and the
-// largest layer of spaces that layers share.
+// Adds up in advance what frozen buckets and rings need: the trained part of OWNED, and the largest
+// layer of spaces that layers share.
 static void map_measure_(MapWalk_* w) {
     for (int g = 0; g < model_groups(w->cfg); g++) {
         size_t layer[MAP_SPACES] = {0};
@@ -532,8 +532,8 @@ static void map_measure_(MapWalk_* w) {
     }
 }
 
-// Moves the spaces that layers share to the place of block k of the parameters, or with k as their
-// number behind all places.
+// Moves the spaces that layers share to the place of block k of the parameters; if k is the number
+// of blocks, past all places.
 static void map_enter_block_(MapWalk_* w, int k) {
     const int of[MAP_SPACES] = {
         [MAP_PARAMETERS] = w->of->ring_parameters, [MAP_GRADIENTS] = w->of->ring_gradients};
@@ -566,7 +566,7 @@ static MapWalk_ map_start_(const MapOf* of, int rank, MapTake take, void* contex
     return w;
 }
 
-// Goes on with all buckets; then `at` has the sizes of the arrays.
+// Walks through all buckets; afterwards `at` has the sizes of the arrays.
 static void map_go_(MapWalk_* w) {
     for (int g = 0; g < model_groups(w->cfg); g++) {
         if (g > 0) {

@@ -61,7 +61,7 @@ typedef enum {
 
 typedef enum { POSITIONS_LEARNED, POSITIONS_ROPE } PositionsKind;
 
-// Linear layers with a bias: all; only that of queries, keys and values; none.
+// Linear layers with a bias: all; only the one for queries, keys and values; none.
 typedef enum { BIASES_ALL, BIASES_QKV, BIASES_NONE } BiasesKind;
 
 // Layers that may have a window: none; all of them, or none; any.
@@ -73,7 +73,7 @@ typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
 
 // clang-format off
 // Architectures: the word of --arch, and the kinds of their operations. Whether the embedding has a
-// norm. Of a new model: whether the classifier has a matrix of its own, the cap of logits (0: the
+// norm. For a new model: whether the classifier has a matrix of its own, the cap of logits (0: the
 // architecture has none), the random weights.
 //  architecture    word        positions           norm            queries, keys    activation         biases       windows       router          embedding norm  head  cap  random weights
 #define ARCHITECTURES(X) \
@@ -141,8 +141,8 @@ typedef struct {
     Arch arch;
     int KV, HS, F;                               // 0: NH, C / NH, 4 C
     int has_head;                                // the classifier has a matrix of its own, not wte
-    int E, E_used;                               // experts, and those a token takes; 0: none
-    int Fs;                                      // hidden units of the expert that all tokens take
+    int E, E_used;                               // experts, and how many process a token; 0: none
+    int Fs;                                      // hidden units of the shared expert
     float router_factor;                         // of the experts' weights, ROUTER_SIGMOID; 0: 1
     int window;                                  // keys that a query sees in layers with a window
     uint8_t windows[(MODEL_MAX_LAYERS + 7) / 8]; // bit l: layer l has the window
@@ -174,8 +174,8 @@ static inline int model_has_last(ModelConfig cfg) {
     return cfg.part.first_layer + cfg.part.layers == cfg.part.of_layers;
 }
 
-// Return 1 if the layers belong to stages, of which a process may have the only one; if it has one
-// of several; the layers of all stages; and the micro-batches whose activations a stage keeps.
+// Return 1 if the layers are divided into stages, perhaps a single one; 1 if there are several; the
+// number of layers of all stages; and of micro-batches whose activations a stage keeps.
 static inline int model_is_staged(ModelConfig cfg) { return cfg.part.of_layers > 0; }
 static inline int model_is_stage(ModelConfig cfg) { return cfg.part.layers < cfg.part.of_layers; }
 static inline int model_layers(ModelConfig cfg) { return model_is_staged(cfg) ? cfg.part.of_layers : cfg.L; }
@@ -187,7 +187,7 @@ static inline int model_expert_ranks(ModelConfig cfg) {
     return model_divides_experts(cfg) ? cfg.part.expert_ranks : 1;
 }
 
-// Returns the rows of the residual stream of N tokens that a process has.
+// Returns the number of rows that a process has of the residual stream of N tokens.
 static inline size_t model_stream_rows(ModelConfig cfg, size_t N) {
     const size_t t = (size_t)model_tensor_ranks(cfg);
     return (N + t - 1) / t;
@@ -219,8 +219,8 @@ static inline size_t model_expert_rows(ModelConfig cfg, size_t N) {
     return cfg.E > 0 ? router_rows(N, cfg.E, cfg.E_used) : N;
 }
 
-// Returns the most rows that N tokens of a rank have in the experts of one rank, and so the rows of
-// hidden layers in memory: all experts, or those of a rank on the tokens of one rank at a time
+// Returns the most rows that N tokens can have in the experts of one rank: the rows of hidden
+// layers in memory. If ranks divide the experts, they process the tokens of one rank at a time
 // (expert_parallel.h).
 static inline size_t model_hidden_rows(ModelConfig cfg, size_t N) {
     const int own = model_mlps(cfg), used = cfg.E_used < own ? cfg.E_used : own;
@@ -612,7 +612,7 @@ static inline int model_group_layer(ModelConfig cfg, int g) {
 }
 static inline int model_group(ModelConfig cfg, int l) { return 1 + model_copy(cfg, l); }
 
-// Return the pointers of layer l: .qkvw is its.
+// Return the pointers of layer l: .qkvw is that layer's.
 static inline ModelParameters model_parameters_at_layer(ModelParameters all, const TensorRow* rows, int l) {
     for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
         tensor_advance(&all, &rows[row], tensor_copy(&rows[row], l));
@@ -627,7 +627,7 @@ static inline ModelActivations model_activations_at_layer(ModelActivations all, 
     return all;
 }
 
-// Returns the pointers of a micro-batch in an update; `all` has those of the first one.
+// Returns the pointers of a micro-batch in an update; `all` points to the first micro-batch's.
 static inline ModelActivations model_activations_of(ModelActivations all, const TensorRow* rows,
                                                     int64_t micro_step) {
     for (int row = 0; row < MODEL_ACTIVATION_ROWS; row++) {
@@ -671,7 +671,7 @@ static inline int model_padded_vocab_of_ranks(int V, int t) {
     return (V + step - 1) / step * step;
 }
 
-// Returns 1 if a model can have such heads.
+// Returns 1 if the sizes of the heads are possible for a model.
 static inline int model_check_heads_(ModelConfig cfg, const char* path, char* error) {
     const int KV = model_key_heads(cfg), dims = model_rope_dims(cfg);
     if (cfg.HS == 0 && cfg.C % cfg.NH) {
@@ -692,7 +692,7 @@ static inline int model_check_heads_(ModelConfig cfg, const char* path, char* er
     return 1;
 }
 
-// Returns 1 if a model of this architecture can have such experts.
+// Returns 1 if the experts are possible for a model of this architecture.
 static inline int model_check_experts_(ModelConfig cfg, const char* path, char* error) {
     const int has_router = model_architecture(cfg.arch)->router != ROUTER_NONE;
     if (!has_router && (cfg.E || cfg.E_used || cfg.Fs)) {
@@ -737,7 +737,7 @@ static inline size_t model_rows_in_files(const TensorRow* row, ModelConfig cfg) 
     return row->init == INIT_VOCAB && row->rows > (size_t)cfg.V ? (size_t)cfg.V : row->rows;
 }
 
-// Returns the same of a tensor rank's part.
+// Returns this number of rows for the part of a tensor rank.
 static inline size_t model_rows_of_part(const TensorRow* row, ModelConfig cfg) {
     const size_t first = (size_t)cfg.part.tensor_rank * row->rows, V = (size_t)cfg.V,
                  used = first < V ? V - first : 0;
@@ -756,7 +756,7 @@ static inline double model_count_parameters(ModelConfig cfg) {
     return count;
 }
 
-// Counts those that a token is multiplied with, or looks up: of experts, the ones that it takes.
+// Counts the parameters that process one token: of experts, only those that it is routed to.
 static inline double model_count_active(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double others = 0;
@@ -779,24 +779,24 @@ static inline double model_count_stored(ModelConfig cfg) {
     return count;
 }
 
-// Returns the elements of a layer that every token is multiplied with: all, as llm.c counts, also
-// those of the embeddings, but not those of wte if the classifier has a matrix of its own, and only
-// those of the experts that a token takes.
+// Returns the elements of a layer of a parameter that count as multiplied with every token: all, as
+// in llm.c, even embeddings; but not wte if the classifier has a matrix of its own, and of the
+// experts only as many as a token uses.
 static inline double model_multiplied_elements(const TensorRow* row, ModelConfig cfg) {
     const int is_lookup = cfg.has_head && row->member == offsetof(ModelParameters, wte);
     const double share = row->experts > 1 ? (double)cfg.E_used / row->experts : 1;
     return is_lookup ? 0 : share * (double)tensor_layer_elements(row);
 }
 
-// Returns the products of attention on one token in layer l, forward: the scores and the values
-// each cost Q for every key that a query sees, T/2 on average, fewer with a window.
+// Returns the multiply-adds of attention for one token in layer l, forward: the scores and the
+// values each cost Q for every key that a query sees, T/2 on average, fewer with a window.
 static inline double model_attention_products(ModelConfig cfg, int l, int T) {
     const int window = model_window(cfg, l), W = 0 < window && window < T ? window : T;
     return 2.0 * model_heads(cfg) * W * (1 - W / (2.0 * T));
 }
 
 // Returns the floating-point operations to train on one token, as the field counts them: 6 per
-// weight of each layer (with the padded vocabulary), and 6 per product of attention.
+// weight of each layer (with the padded vocabulary), and 6 per multiply-add of attention.
 static inline double model_flops_per_token(ModelConfig cfg, int T) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double weights = 0, products = 0;
@@ -817,9 +817,9 @@ static inline int model_adds_to_residual(const TensorRow* row) {
     return row->init == INIT_NORMAL_SCALED || row->init == INIT_ZERO_INTO;
 }
 
-// Returns the standard deviation of random first values: GPT-2's 0.02 for its 768 channels and
-// more. In narrower models the sums over a row would be too small for attention to find its
-// patterns soon, so it grows until they are as large.
+// Returns the standard deviation of random first values: GPT-2's 0.02 from its 768 channels on.
+// Narrower models get a larger one, because smaller sums over a row would hide patterns from
+// attention at first.
 static inline double model_initial_std(const TensorRow* row, ModelConfig cfg) {
     const double std = 0.02 * sqrt(cfg.C < 768 ? 768.0 / cfg.C : 1);
     return std / (row->init == INIT_NORMAL_SCALED ? sqrt(2.0 * cfg.L) : 1);

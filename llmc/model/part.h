@@ -10,8 +10,8 @@ Rank i of t tensor ranks has
 
 All else is whole in every rank. A rank's part of a matrix is a matrix of its own in memory.
 
-A run with experts may instead divide these: rank i of e has experts i E/e, ..., which are rows of
-fcw and fcprojw.
+A run may instead divide the experts: rank i of e has experts i E/e, ..., which are rows of fcw and
+fcprojw.
 
 Such a part of some layers is a smaller model: model_part_of returns its sizes. The files of a
 model, and its first random values, are always those of the whole.
@@ -29,16 +29,16 @@ extern "C" {
 // layers that exist.
 ModelConfig model_part_of(ModelConfig whole, ModelPart part);
 
-// Returns the sizes of the model that a part belongs to, but for its windows.
+// Returns the sizes of the model that a part belongs to, except its windows.
 ModelConfig model_of_part(ModelConfig own);
 
-// Returns what keeps t ranks from cutting a model into parts of a multiple of `unit` columns, in
-// words; NULL: nothing. `text` (room) is memory for them.
+// Returns the reason why t ranks cannot cut a model into parts of a multiple of `unit` columns;
+// NULL: they can. `text` (room) is memory for it.
 const char* part_uncut(char* text, size_t room, ModelConfig whole, int t, int unit);
 
 // ---- elements ----
 
-// Neighbors in a part's tensor that are also neighbors in the whole tensor; both counted from the
+// Elements that are consecutive in a part's tensor and in the whole tensor; both counted from the
 // start of the tensor of a layer.
 typedef struct {
     size_t part, whole, count;
@@ -131,8 +131,8 @@ const char* part_uncut(char* text, size_t room, ModelConfig whole, int t, int un
 
 // ---- elements ----
 
-// The cut of a tensor: lines of `cols` elements, which a vector has one of each. Of the lines that
-// lie one below the other in each of `matrices`, a rank has `of_rank` neighbors.
+// A cut of a tensor that consists of `matrices`, one below the other. Matrix m has lines[m] lines
+// of `cols` elements (a vector: of 1), of which a rank has of_rank[m] consecutive ones.
 typedef struct {
     int matrices;
     size_t cols;

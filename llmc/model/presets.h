@@ -12,8 +12,8 @@ presets.h -- named models: published sizes.
 
 #define GPT2_VOCAB 50257
 // Model with a name. GPT-2's are called by their depth (gpt2:d12, or d12), GPT-3's by their width
-// (gpt3:c768); the published sizes of GPT-2 also have Hugging Face's names. 0 means what it means
-// in ModelConfig; a vocabulary of 0 is the tokenizer's.
+// (gpt3:c768); the published sizes of GPT-2 also have Hugging Face's names. 0 means the same as in
+// ModelConfig; with a vocabulary of 0 the tokenizer decides.
 typedef struct {
     const char* name;
     Arch arch;

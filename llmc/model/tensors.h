@@ -31,7 +31,7 @@ typedef enum {
 // Kinds of parameters. Optimizers have a rule for each (optimizer.h).
 typedef enum {
     KIND_MATRIX,    // the weight of a linear layer
-    KIND_EMBEDDING, // a table of rows; without a head, wte is the classifier's matrix, too
+    KIND_EMBEDDING, // a table of rows; without a head, wte is also the classifier's matrix
     KIND_HEAD,      // a matrix of the classifier's own
     KIND_ROUTER,    // the matrix that chooses experts
     KIND_VECTOR,    // a bias, or a parameter of a norm
@@ -157,8 +157,9 @@ static inline size_t tensor_rows_layout(TensorRow* rows, int count) {
     return (end + align - 1) / align * align;
 }
 
-// Elements; parameters start at multiples of it, and shards are multiples. So a unit belongs to one
-// tensor, and what is added up unit by unit (gradient_norm.h) does not depend on a tensor's place.
+// Unit, in elements: parameters start at multiples of it, and shards are multiples of it. So a unit
+// belongs to one tensor, and sums made unit by unit (gradient_norm.h) do not depend on a tensor's
+// place.
 enum { TENSOR_SHARD_UNIT = 1024 };
 
 static inline size_t tensor_units_(size_t elements, size_t unit) { return (elements + unit - 1) / unit; }
@@ -168,7 +169,8 @@ static inline size_t tensor_room_(const TensorRow* row) {
     return tensor_units_(tensor_layer_elements(row), TENSOR_SHARD_UNIT) * TENSOR_SHARD_UNIT;
 }
 
-// Returns the elements that the copies of a tensor in one group occupy: all outside of blocks.
+// Returns the elements that the copies of a tensor in one group occupy: all copies if it lies
+// outside of blocks.
 static inline size_t tensor_room_in_group(const TensorRow* row) {
     return tensor_room_(row) * (size_t)(row->place == PLACE_ONCE ? row->layers : 1);
 }

@@ -108,7 +108,7 @@ static inline void adafactor_size_(AdafactorPlan* plan, const AdafactorTensor* t
     }
 }
 
-// Sets the table: matrices first, each with its tiles behind those of the matrices before it.
+// Sets the table: matrices first; their tiles are numbered in this order.
 static inline void adafactor_place_(AdafactorPlace_* places, int* places_of_tiles,
                                     const AdafactorTensor* tensors, int count, int matrices) {
     int tile = 0, matrix = 0, vector = matrices;
@@ -187,7 +187,7 @@ __device__ inline int adafactor_tile_(const AdafactorLaunch_& step) {
     return step.first_tile + (int)blockIdx.x;
 }
 
-// Rows of a tile that a warp has: first, first + 8, ... below end.
+// Rows of a tile for one warp: first, first + 8, ... below end.
 typedef struct {
     int first, end;
 } AdafactorRows_;
@@ -199,7 +199,7 @@ __device__ inline AdafactorRows_ adafactor_rows_(const AdafactorPlace_& place, i
     return rows;
 }
 
-// Returns a mean of rows or columns, or one square, after the next gradient.
+// Returns the new running mean of the squares of a row, a column or an element.
 __device__ inline float adafactor_mean_(float before, float squares, float beta2) {
     return fmaf(beta2, before, (1.0f - beta2) * (squares + ADAFACTOR_EPS));
 }
@@ -228,8 +228,8 @@ __device__ inline float adafactor_sum_(const AdafactorTile_* tiles, float Adafac
 __device__ inline float adafactor_inverse_root_(float x) { return 1.0f / sqrtf(x); }
 
 // Returns 1 / sqrt(row_sums_i / mean), for the rows of a warp. The update is the gradient times
-// this and 1 / sqrt(col_sums_j): a product of two sums would leave fp32's range where gradients are
-// zero.
+// this and 1 / sqrt(col_sums_j). Multiplying the two sums first would leave fp32's range where
+// gradients are zero.
 __device__ inline void adafactor_row_factors_(float (&factors)[ADAFACTOR_ROWS_OF_WARP_],
                                               const float* row_sums, AdafactorRows_ rows, float mean) {
 #pragma unroll
@@ -250,7 +250,7 @@ template <int W> __device__ inline Elements<float, W> adafactor_col_factors_(con
 
 // ---- sums ----
 
-// Adds up what the warps of a block found for 32 W columns: the tile's partial sums.
+// Adds up the sums of a block's warps for 32 W columns: the tile's partial sums.
 template <int W>
 __device__ inline void adafactor_store_columns_(float* col_parts, float (&of_warp)[ADAFACTOR_WARPS_][W][32],
                                                 const float (&sums)[W], int first_col, int cols) {
@@ -286,7 +286,7 @@ __device__ inline float adafactor_store_rows_(float* row_sums, const float (&sum
 }
 
 // A block has a tile. Its warps have rows in turn, a lane W columns of every 32 W. All rows of a
-// warp reach the same columns at a time, so a lane adds up columns, too.
+// warp reach the same columns at a time, so each lane can also add up its columns.
 // grid   tiles      block   256      shared   1 or 4 KiB
 // moves  reads the gradient, and with a relative rate the weights; writes a 64th of the gradient's
 //        elements in fp32. Bound by memory.
@@ -338,8 +338,8 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
     }
 }
 
-// A warp's lane has a column, the warps of a block share the tiles; then the first warp adds up
-// what they found.
+// A lane has a column, and the warps of a block share the tiles; then the first warp adds up their
+// sums.
 // grid   ceil(cols / 32), matrices      block   (32, 8)      shared   1 KiB
 // moves  a 64th of the gradient's elements in fp32, mostly from L2. Bound by latency.
 // order  fixed
@@ -432,7 +432,7 @@ __device__ inline float adafactor_keep_(const AdafactorTensor& t, const Adafacto
     return 1.0f - step.opt.lr * t.rate * (step.opt.weight_decay * t.decay);
 }
 
-// Returns them, from the means of the squares of the update and of the weights.
+// Returns these numbers, from the means of the squares of the update and of the weights.
 __device__ inline AdafactorRates_ adafactor_rates_(const AdafactorTensor& t, float updates, float squares,
                                                    const AdafactorLaunch_& step) {
     Adafactor own = step.opt;

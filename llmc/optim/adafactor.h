@@ -23,8 +23,8 @@ For a vector v = beta2 v + (1 - beta2) (g^2 + 1e-30) and u = g / sqrt(v); the re
 
 All state starts as zero. Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear
 Memory Cost", arXiv 1804.04235; with a fixed rate it is transformers' Adafactor, with
-ADAFACTOR_RELATIVE torch.optim.Adafactor. Sums are made of the sums of bands of rows, whatever the
-number of threads.
+ADAFACTOR_RELATIVE torch.optim.Adafactor. Sums are made for bands of rows first, whatever the number
+of threads, so the bits do not depend on it.
 */
 #ifndef LLMC_ADAFACTOR_H
 #define LLMC_ADAFACTOR_H
@@ -64,7 +64,7 @@ typedef struct {
 enum { ADAFACTOR_BAND = 64 };
 
 // Counts the bytes moved for a matrix of n elements: read grad three times, write param, read it
-// once, or twice with a relative rate; read and write m. Rows and columns are few.
+// once, or twice with a relative rate; read and write m. State of rows and columns is small.
 static inline double adafactor_bytes(double n, Adafactor opt) {
     return (12 + 8 + (opt.rate == ADAFACTOR_RELATIVE ? 4 : 0) + (opt.beta1 > 0 ? 8 : 0)) * n;
 }
@@ -99,8 +99,8 @@ void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, s
 
 // ---- the two steps of an update ----
 
-// Update the state of a matrix or a vector, set `u`, which may be the gradient, to the clipped u,
-// and return the rate. param is only read with ADAFACTOR_RELATIVE.
+// Update the state of a matrix or a vector, set `u` to the clipped u, and return the rate. `u` may
+// be the memory of the gradient. param is only read with ADAFACTOR_RELATIVE.
 float adafactor_turn_cpu(AdafactorMatrix x, float* u, Adafactor opt, void* scratch);
 
 float adafactor_turn_vector_cpu(float* u, const float* param, float* v, size_t n, Adafactor opt);

@@ -1,5 +1,6 @@
 /*
-adamw.cuh -- adamw.h on the GPU: four elements of it, for the kernel of all rules (optimizer.cuh).
+adamw.cuh -- adamw.h on the GPU: the update of four elements, for the kernel of all rules
+(optimizer.cuh).
 
     x       4   fp32   in registers, set
     g       4   T or fp32
@@ -12,8 +13,8 @@ adamw.cuh -- adamw.h on the GPU: four elements of it, for the kernel of all rule
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/master_weights.cuh"
 
-// Returns the new parameter. This and the other rules write fused multiply-adds out: a compiler may
-// choose others for another GPU, and the bits would differ.
+// Returns the new parameter. All rules write fused multiply-adds out: a compiler may choose them
+// differently for another GPU, and the bits would differ.
 __device__ inline float adamw_element_gpu(float param, float grad, float* m, float* v, UpdateRates rates,
                                           const UpdateScalars& s) {
     const float g = grad * s.grad_scale;

@@ -7,8 +7,8 @@ adamw.h -- the AdamW update: the contract, and the CPU version.
 
     param, grad, m, v   (n)   fp32; t counts from 1
 
-DECAY_CAUTIOUS: only elements that the rest of the update moves towards zero decay. Other rules do
-the same.
+DECAY_CAUTIOUS: an element decays only if the rest of the update moves it towards zero. It means the
+same in other rules.
 
 Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. 28 bytes move per
 parameter: memory bound.
@@ -29,8 +29,8 @@ extern "C" {
 // Selects the weights that decay.
 typedef enum { DECAY_ALL, DECAY_CAUTIOUS } Decay;
 
-// Returns the decay factor of a weight from which a rule subtracts a positive multiple of `step`; 1
-// where cautious decay leaves the weight alone.
+// Returns the factor of a weight for its decay, if the rule subtracts a positive multiple of `step`
+// from it; 1 where cautious decay leaves the weight alone.
 HOST_DEVICE float decay_keep(float keep, Decay decay, float step, float param) {
     return decay == DECAY_ALL || step * param > 0 ? keep : 1.0f;
 }

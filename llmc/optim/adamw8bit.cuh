@@ -11,7 +11,7 @@ updates the four as AdamW does.
 Codes are decoded by a table in shared memory, which a kernel copies from Code8Table at its start.
 
 needs:   arrays start at multiples of 128 elements of a tensor, a warp's, and have room up to the
-         next one. The elements behind the tensor are zero, and stay zero but for their codes
+         next one. The elements after the tensor are zero, and stay zero; their codes may change
 */
 #ifndef LLMC_ADAMW8BIT_CUH
 #define LLMC_ADAMW8BIT_CUH
@@ -77,8 +77,8 @@ __device__ inline AdamW8bitFour adamw8bit_load(const AdamW8bitState& state, size
     return four;
 }
 
-// Returns max |x| of a block to its 16 lanes. Positive numbers have the order of their bits, and
-// infinity and NaN come last.
+// Returns max |x| of a block to its 16 lanes. As integers, the bits of positive numbers have the
+// same order, with infinity and NaN last.
 __device__ inline float adamw8bit_largest_(const Elements<float, 4>& x) {
     int largest = 0;
 #pragma unroll

@@ -10,20 +10,20 @@ adamw8bit.h -- AdamW with its two moments in 8 bits: the contract, the code, and
     m_code, v_code     (n)                  uint8
     m_scale, v_scale   (ceil(n / block))    fp32; blocks from the first element, a shorter one last
 
-Zeroed memory is a state to start from: where the scale is 0, all values are. A moment that is not
-finite makes its scale so, and does not vanish.
+The state may start as zeros: if the scale is 0, all values are 0. If a moment is not finite,
+neither is its scale, so it does not go unnoticed.
 
-Where v is 0, m counts as 0, whatever its code. There the gradients were tiny beside the others of
-the block. With m, which lasts, and of v only the newest square, updates would be up to
-1 / sqrt(1 - beta2) times too large; without a gradient m / eps, for ever, since 0.9 of the lowest
-code of m is rounded up to it again.
+Where v is 0, m counts as 0, whatever its code: the gradients there were tiny beside the others of
+the block. Otherwise an old m would meet a v that has only the newest square, and updates would be
+up to 1 / sqrt(1 - beta2) times too large. Without a gradient they would be m / eps, for ever, since
+0.9 of the lowest code of m is rounded up to it again.
 
 The code is dynamic: fine for large values, with decades to spare for small ones. Decade i = 0 ... 6
 is [0.1, 1] 10^(i-6), cut into 2^i equal bins (2^(i+1) in the code without sign); its values are
-their centers. 0 and 1 are values too, which makes 256. code(x) is the nearest value's, the lower
-one's at a tie of positive numbers; a negative m never becomes 0. Dettmers, Lewis, Shleifer and
-Zettlemoyer, "8-bit optimizers via block-wise quantization", ICLR 2022; the values have the bits of
-bitsandbytes'.
+their centers. With 0 and 1 this makes 256 values. code(x) is the code of the nearest value, at a
+tie of positive numbers of the lower one; a negative m never becomes 0. Dettmers, Lewis, Shleifer
+and Zettlemoyer, "8-bit optimizers via block-wise quantization", ICLR 2022; the values have the bits
+of bitsandbytes'.
 
 The codes in order of their values:
 
@@ -106,15 +106,15 @@ HOST_DEVICE int code8_nearest_(float x, Code8 kind) {
     const float first = (float)((int)kind << decades); // value of x's decade
     // (x - 0.1 decade) per_unit
     float at = first - 1 + ceilf(x * per_unit - first * (float)(1 / 9.0));
-    // between two decades; NaN, too
+    // between two decades; also NaN
     at = at > first ? at : first;
     at = at < 2 * first - 1 ? at : 2 * first - 1;
     at = x > code8_top_(kind) ? 2 * (float)bins : at;
     return (int)(x > code8_bottom_(kind) ? at : (float)kind - 1);
 }
 
-// Returns the factor of a block's values before they are encoded. Without a normal number in the
-// block they become 0.
+// Returns the factor of a block's values before they are encoded. If the block has only zeros and
+// subnormals they become 0.
 HOST_DEVICE float code8_inverse(float scale) { return scale >= FLT_MIN ? 1 / scale : 0; }
 
 // Returns the code of x, |x| <= 1; for the code without sign x >= 0.
@@ -237,7 +237,8 @@ static AdamW8bitValues_ adamw8bit_values_(void) {
     return values;
 }
 
-// Returns max |x|. Positive numbers have the order of their bits, and infinity and NaN come last.
+// Returns max |x|. As integers, the bits of positive numbers have the same order, with infinity and
+// NaN last.
 ALWAYS_INLINE float adamw8bit_scale_(const float* x, size_t n) {
     int32_t largest = 0;
 #pragma omp simd reduction(max : largest)

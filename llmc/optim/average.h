@@ -2,8 +2,8 @@
 average.h -- the exponential average of a run's weights (--average ema:D): the contract, and the CPU
 version.
 
-Training does not see it. w_n are the weights after update n of the average, from 1 on; the first
-weights have no part in it.
+Training does not use it. w_n are the weights after update n of the average, counted from 1; the
+initial weights are not in it.
 
     a_n = sum of D^(n-i) w_i / sum of D^(n-i), for i = 1 ... n
 

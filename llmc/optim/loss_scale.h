@@ -10,7 +10,7 @@ divided by it in the update (Update.grad_scale holds 1 / scale).
 
 So the scale climbs until it overflows fp16, falls back one step, and tries again 2000 updates
 later. The rule and its constants are those of Micikevicius et al., "Mixed precision training", ICLR
-2018, as PyTorch's GradScaler has them; but this scale stops at 1, where no scaling helps against an
+2018, as in PyTorch's GradScaler; but this scale stops at 1, below which scaling cannot prevent an
 overflow. All scales are powers of two, so scaling and unscaling round nothing (short of underflow).
 
 The scale does not depend on outliers.h, which may refuse an update with finite gradients.
@@ -68,7 +68,7 @@ int loss_scale_update(LossScale* s, int finite) {
     s->good_steps++;
     if (s->good_steps >= s->growth_interval) {
         const float grown = s->scale * s->growth;
-        // where all gradients are 0 nothing else stops it
+        // with gradients of 0, nothing else stops the growth
         s->scale = isinf(grown) ? s->scale : grown;
         s->good_steps = 0;
     }

@@ -131,7 +131,7 @@ typedef struct {
     size_t layer, start, begin, end;
 } MuonMatrix_;
 
-// Returns the elements of a matrix that a block has; the last block may have fewer.
+// Returns the number of elements of a matrix for each block; the last block may have fewer.
 __host__ __device__ inline size_t muon_share_(const MuonTensor& t) {
     const size_t unit = 4 * MUON_THREADS_;
     return ceil_div((size_t)t.rows * t.cols, MUON_BLOCKS_ * unit) * unit;
@@ -155,7 +155,7 @@ __device__ inline float* muon_row_squares_(const MuonMatrix_& matrix, const Muon
     return s.row_squares + muon_at_(s.tensor.row_squares, matrix.layer) + matrix.start / s.tensor.cols;
 }
 
-// Returns the new b; applied to the new b, Nesterov's u: momentum b + (1 - momentum) g.
+// Returns momentum b + (1 - momentum) g: the new b; from the new b, Nesterov's u.
 template <int W>
 __device__ inline Elements<float, W> muon_mix_(const Elements<float, W>& b, const Elements<float, W>& g,
                                                const Muon& opt) {
@@ -167,8 +167,7 @@ __device__ inline Elements<float, W> muon_mix_(const Elements<float, W>& b, cons
     return mixed;
 }
 
-// Source of u: an array of it, or, if that is NULL, the momentum and the gradient, which then have
-// all elements.
+// Source of u: an array; or, if that is NULL, the momentum and the gradient, both complete.
 template <class G> struct MuonSource_ {
     float* momentum;
     const G* grads;
@@ -177,8 +176,8 @@ template <class G> struct MuonSource_ {
 
 typedef enum { MUON_READ_, MUON_UPDATE_ } MuonMomentum_;
 
-// Returns elements i ... of a matrix of u. MUON_UPDATE_ also updates their momentum, unless an
-// array of u exists: then it is updated.
+// Returns elements i ... of a matrix of u. With MUON_UPDATE_ it also updates their momentum, unless
+// u is an array: then the momentum is already updated.
 template <MuonMomentum_ MOMENTUM, int W, class G>
 __device__ inline Elements<float, W> muon_u_(const MuonSource_<G>& from, const MuonMatrix_& matrix, size_t i,
                                              const MuonLaunch_& s) {
@@ -357,7 +356,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
 
 // ---- matmuls ----
 
-// Makes one of the steps that bring all singular values of the X to about 1; out is another array.
+// One step that brings all singular values of the X closer to 1; out is another array.
 template <class X>
 static inline void muon_step_(X* out, X* const a[2], const X* x, const MuonTensor* t, int matrices,
                               MatmulGpu* matmul) {

@@ -4,11 +4,11 @@ muon.h -- the Muon update of a matrix: the contract, and the CPU version.
     g = grad * grad_scale
     b = momentum b + (1 - momentum) g
     u = momentum b + (1 - momentum) g                        Nesterov's momentum
-    X = U V^T, nearly, where u = U S V^T
+    X = U V^T, approximately, where u = U S V^T
     param -= lr f X + lr weight_decay param
 
     f = sqrt(max(1, rows / cols))          MUON_SPECTRAL
-    f = 0.2 sqrt(max(rows, cols))          MUON_RMS: lr and weight_decay of AdamW serve
+    f = 0.2 sqrt(max(rows, cols))          MUON_RMS: takes AdamW's lr and weight_decay
 
 X comes from five steps of a Newton-Schulz iteration, which only needs matmuls. They bring singular
 values to about 1:
@@ -20,12 +20,13 @@ values to about 1:
     param, grad, b    (rows, cols)   fp32; b starts as zero
     row_squares       (rows)         fp32, starts as zero; NULL: X stays as it is
 
-Matrices such as those of q, k and v are updated one by one. With row_squares (NorMuon),
+The matrices of q, k and v, for example, are updated one by one. With row_squares (NorMuon),
 
     row_squares_i = rows_beta2 row_squares_i + (1 - rows_beta2) mean_j(X_ij^2)
 
-X_i is divided by its root, and X is scaled back to its norm, as in the authors' program. Their
-paper gives the update a root mean square of 0.2: MUON_RMS does if all singular values are 1.
+X_i is divided by the root of row_squares_i, and X is scaled back to its norm, as in the authors'
+program. Their paper gives the update a root mean square of 0.2: so does MUON_RMS, if all singular
+values are 1.
 
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et
 al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
@@ -101,8 +102,8 @@ void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt)
 
 void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch);
 
-// The two steps of an update: return X (rows, cols), which lies in the scratch memory; and move the
-// first n elements from x.param on by those of `by`, a part of X.
+// The two steps of an update. The first returns X (rows, cols), in the scratch memory; the second
+// moves n elements, from x.param on, by `by`, a part of X.
 const float* muon_turn_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch);
 
 void muon_move_cpu(MuonMatrix x, Muon opt, const float* by, size_t n);
@@ -216,7 +217,8 @@ static void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MatmulScrat
     work->x = next;
 }
 
-// Divides the rows of x by the root of the running mean of their squares, and keeps its norm.
+// Divides the rows of x by the root of the running mean of their squares, and rescales x to its
+// norm before.
 static void muon_balance_rows_(MuonMatrix part, Muon opt, const MuonWork_* work) {
     float* mean = part.row_squares;
 #pragma omp parallel for schedule(static)

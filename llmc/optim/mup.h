@@ -3,10 +3,11 @@ mup.h -- muP, with the depth of CompleteP: factors of each tensor with which a m
 smaller one, at the smaller one's learning rate (--mup C0:L0).
 
 The small model has C0 channels and L0 layers, and heads of the same size; m = C / C0, d = L / L0.
-In the papers, what a layer adds to the residual stream is divided by d, and logits by m. Here these
-divisors are parts of the weights: a tensor with such a multiplier s in the forward pass is one with
-other first values, rate, decay and eps, if the size of its update does not depend on that of its
-gradient. So files hold a plain model. For w columns that grow with the width, the factors are
+The papers divide what a layer adds to the residual stream by d, and logits by m. Here the weights
+contain these divisors: multiplying a tensor by s in the forward pass is the same as other first
+values, rate, decay and eps, if the size of its update does not depend on the size of its gradient.
+So files hold a plain model. With w = m for tensors whose columns grow with the width, the factors
+are
 
     first values   s / sqrt(w)       of the small model's
     rate           s / w
@@ -77,7 +78,7 @@ static inline MupFactors mup_factors(Mup mup, ModelConfig cfg, const TensorRow* 
     return f;
 }
 
-// Gives the random tensors of group g, in fp32, their factors.
+// Multiplies the random tensors of group g, in fp32, by their factors.
 static inline void mup_scale_group(Mup mup, const TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                    int g, void* group) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {

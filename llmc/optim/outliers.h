@@ -5,15 +5,16 @@ update may be made.
     z = (value - mean) / sd      of the window: the last 128 finite values before this one
 
 z is 0 until the window is full, and 0 while sd is 0 (128 equal values give no scale to measure by).
-z of a value that is not finite is NaN, and such a value never enters the window: one NaN would
-blind it for 128 steps.
+z of a value that is not finite is NaN, and such a value never enters the window: one NaN would make
+it useless for 128 steps.
 
 Outliers do enter the window, unclipped. So a spike makes the guard less strict for 128 steps, but a
-lasting change of level is accepted soon: with k new values far away among n = 128, the next one has
-z = sqrt((n - k) / k), so at most n / (1 + limit^2) + 1 updates in a row are skipped (13 at a limit
-of 3).
+lasting change of level is accepted soon: if k of the n = 128 values are at the new level, the next
+one there has z = sqrt((n - k) / k), so at most n / (1 + limit^2) + 1 updates in a row are skipped
+(13 at a limit of 3).
 
-A guard watches loss and norm. An update that is not finite is always skipped, whatever the limits.
+A guard watches loss and norm. If one of them is not finite, the update is always skipped, whatever
+the limits.
 
 A run has diverged when too many updates in a row were not finite, or when the mean loss of the
 window is too far above its minimum.
@@ -33,7 +34,7 @@ extern "C" {
 
 // The last values. All zeros are an empty window.
 typedef struct {
-    double values[OUTLIER_WINDOW]; // value number i is at i % OUTLIER_WINDOW
+    double values[OUTLIER_WINDOW]; // value i is at i % OUTLIER_WINDOW
     int64_t count;                 // values added so far
 } Outlier;
 
@@ -55,15 +56,15 @@ typedef struct {
 
 UpdateGuard outliers_open(double loss_z_limit, double norm_z_limit);
 
-// Returns how far the mean loss of the last 128 updates is above its lowest value, in nats; 0 if
+// Returns how far the mean loss of the last 128 steps is above its lowest value, in nats; 0 if
 // unknown.
 double outliers_rise(const UpdateGuard* guard);
 
 // Returns 1 if the loss allows the update: it is finite, and no outlier. Changes nothing.
 int outliers_allows_loss(const UpdateGuard* guard, double loss);
 
-// Decides on the update with this loss and this gradient norm (before clipping). Call it once a
-// step. Only high values are outliers.
+// Decides whether to make the update with this loss and this gradient norm (before clipping). Call
+// it once a step. Only high values are outliers.
 UpdateVerdict outliers_check(UpdateGuard* guard, double loss, double norm);
 
 // Returns a score for the log: NAN until the window is full.
@@ -187,7 +188,7 @@ int outliers_divergence(const UpdateGuard* guard, int max_skips, double max_rise
     }
     if (max_rise > 0 && outliers_rise(guard) > max_rise) {
         snprintf(reason, 256,
-                 "the mean loss of the last %d updates is %.3f above its minimum (--max-loss-rise)",
+                 "the mean loss of the last %d steps is %.3f above its minimum (--max-loss-rise)",
                  OUTLIER_WINDOW, outliers_rise(guard));
         return 1;
     }

@@ -31,8 +31,8 @@ __device__ inline void qr_reflect_warp_(float* x, const float* v, float factor, 
     }
 }
 
-// Replaces the end of a row, from column i on, by the v of its reflection, as a block. Returns the
-// factor.
+// Replaces the end of a row, from column i on, by the v of its reflection; the whole block calls
+// it. Returns the factor.
 __device__ inline float qr_reflection_block_(float* x, int i, int n) {
     float squares = 0;
     for (int k = i + (int)threadIdx.x; k < n; k += QR_THREADS_) {

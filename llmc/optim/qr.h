@@ -9,15 +9,15 @@ This is the QR decomposition of the transpose of z.
     q       (n, n)   fp32, set
     factors (n)      fp32, scratch
 
-Row i of q spans with those above it what the first rows of z do. Householder's reflections make q:
-it is orthonormal to fp32's precision for any z, also where rows depend on others. From a z of zeros
-comes the identity. l may have negative numbers on its diagonal.
+Rows 0 ... i of q span the same space as rows 0 ... i of z. Householder reflections make q, so it is
+orthonormal to fp32's precision for any z, even with linearly dependent rows. If z is zero, q is the
+identity. l may have negative numbers on its diagonal.
 
 A reflection is I - factor v v^T; v takes the place of the end of a row of z. A panel of QR_PANEL
 rows is reflected first, then each row below it by all reflections of the panel, while it is in the
 cache. Every row is the work of one thread, so the bits do not depend on their number.
 
-needs:   finite numbers, of a size whose squares fp32 has
+needs:   finite numbers, whose squares are within fp32's range
 */
 #ifndef LLMC_QR_H
 #define LLMC_QR_H

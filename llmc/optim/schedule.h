@@ -76,8 +76,7 @@ static inline int schedule_due(int every, int64_t step, int64_t steps) {
 
 #include <math.h>
 
-// Returns the part of the way from lr down to final_frac * lr that is left, at the fraction t of
-// the decay.
+// Returns the shape at fraction t of the decay: 1 is lr, 0 is final_frac * lr.
 static double schedule_shape_(const ScheduleSettings* s, double t) {
     switch (s->schedule) {
     case SCHEDULE_COSINE:

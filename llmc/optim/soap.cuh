@@ -8,7 +8,7 @@ Matmuls in fp32 (or --tf32) turn the gradient and its mean, qr.cuh renews the ba
 a thread an element do the rest. The matrices of a layer are multiplied together (matmul_batch). No
 step of an update waits for the host.
 
-needs:   tensors start at multiples of four elements in every array but those of the squares
+needs:   tensors start at multiples of four elements in every array except the square matrices
 */
 #ifndef LLMC_SOAP_CUH
 #define LLMC_SOAP_CUH
@@ -104,7 +104,7 @@ static __global__ void __launch_bounds__(SOAP_THREADS_) soap_identity_kernel_(fl
     }
 }
 
-// power = power / (mean eigenvalue) + SOAP_SHIFT basis, for squares of n rows. Each block sums up
+// power = power / (mean eigenvalue) + SOAP_SHIFT basis, for squares of n rows. Each block computes
 // the trace.
 // grid   up to 64, matrices      block   256      shared   128 bytes
 // moves  power in and out, the basis in. Bound by memory.
@@ -219,7 +219,7 @@ static inline void soap_renew_(SoapSide side, int n, const SoapLayer_* x, int is
     qr_rows(side.basis, x->soap->power, x->soap->factors, n, x->parts, gpu);
 }
 
-// Updates the statistics of a side of n, which `gram` multiplies, and its bases if that is due.
+// Updates the statistics of a side of n with the matmul `gram`, and its bases if that is due.
 static inline void soap_learn_side_(SoapSide side, MatmulBatch gram, const SoapLayer_* x, Soap opt,
                                     const Gpu* gpu) {
     const SoapGpu* s = x->soap;

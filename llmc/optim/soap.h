@@ -12,20 +12,20 @@ contract, and the CPU version.
     left  = beta2 left  + (1 - beta2) g g^T
     right = beta2 right + (1 - beta2) g^T g
 
-The rows of P and Q are orthonormal and near the eigenvectors of left and right. One step of a power
-iteration renews each before the next update whose number is a multiple of `every` past the first:
+The rows of P and Q are orthonormal and near the eigenvectors of left and right. Each is renewed at
+the end of updates 1, 1 + every, 1 + 2 every, ..., by one step of a power iteration:
 
     P = orthonormal rows (qr.h) of  P (left / mean + SOAP_SHIFT),  mean = trace(left) / rows
 
-The first update only starts left, right, P (from the identity) and Q, and does not move weights: a
-basis is never made of the gradient that it turns. SOAP_SHIFT, which the paper does not have, keeps
-directions that no gradient has in place, where rounding would turn them at random.
+The first update does not move weights. It only starts left, right, P and Q (from the identity),
+because a basis is not applied to the gradient that it was made from. SOAP_SHIFT is not in the
+paper: without it, rounding would turn directions without any gradient at random.
 
     param, grad, m, v   (rows, cols)   fp32; the state starts as zeros
     left, left_basis    (rows, rows)   fp32; NULL: P is the identity
     right, right_basis  (cols, cols)   fp32; NULL: Q is the identity
 
-Matrices such as those of q, k and v are updated one by one.
+The matrices of q, k and v, for example, are updated one by one.
 
 Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", arXiv 2409.11321.
 */
@@ -70,13 +70,13 @@ AdamWStep soap_step(Soap opt);
 // Counts the operations of the matmuls and the bases of an update; a side of 0 is not turned.
 double soap_flops(double rows, double cols, double left, double right, int every);
 
-// Returns the scratch bytes for rows x cols.
+// Returns the bytes of scratch memory for a matrix of rows x cols.
 size_t soap_scratch_bytes(size_t rows, size_t cols);
 
 void soap_update_cpu(SoapMatrix x, Soap opt, void* memory, MatmulScratch* matmul);
 
-// The two steps of an update: set `step`, which may be x.grad, to P^T (...) Q and update the state;
-// and move n weights by a part of it.
+// The two steps of an update. The first sets `step`, which may be x.grad, to P^T (...) Q and
+// updates the state; the second moves n weights by a part of it.
 void soap_turn_cpu(SoapMatrix x, float* step, Soap opt, void* memory, MatmulScratch* matmul);
 
 void soap_move_cpu(float* param, const float* step, size_t n, Soap opt);
@@ -227,7 +227,7 @@ static void soap_power_(float* square, SoapSide side, size_t n, MatmulScratch* m
     }
 }
 
-// Updates the statistics of a side of n by square, and its basis if that is due.
+// Updates the statistics of a side of n with `square`, and its basis if that is due.
 static void soap_side_(SoapSide side, size_t n, Soap opt, const SoapWork_* work) {
     soap_mix_(side.mean, work->square, n * n, opt.adam.beta2);
     if (opt.adam.t == 1) {
@@ -253,8 +253,8 @@ static void soap_learn_part_(const SoapMatrix* part, Soap opt, const SoapWork_* 
     }
 }
 
-// Makes an update up to the step of the weights, which is NULL in the first one. It lies in the
-// scratch memory, which `work` gets.
+// Updates the state, and returns the step of the weights, in the scratch memory that `work` gets;
+// NULL in the first update.
 static const float* soap_make_step_(const SoapMatrix* x, Soap opt, SoapWork_* work) {
     const size_t n = x->rows * x->cols;
 #pragma omp parallel for simd schedule(static)

@@ -1,8 +1,8 @@
 /*
-stages.h -- a number that grows in stages during a run: the batch of each update, or the length of
-its sequences.
+stages.h -- a number that grows in stages during a run: the batch of each step, or the length of its
+sequences.
 
-    0:131072,2000:262144    131072 for each update; from update number 2000 on, 262144
+    0:131072,2000:262144    131072 in each step; from step 2000 on, 262144
 
 The gradient is less noisy late in training, where a larger batch pays (McCandlish et al.,
 arXiv:1812.06162). Short sequences are cheaper, and early in training they teach about as much (Li
@@ -43,7 +43,7 @@ static inline int64_t stages_last(const Stages* s) { return s->stage[s->count - 
 // Returns the sum of the values of all updates before number `step`.
 double stages_sum(const Stages* s, int64_t step);
 
-// Returns the most whole updates that have at most this sum.
+// Returns the largest number of whole updates whose values add up to at most `sum`.
 double stages_steps(const Stages* s, double sum);
 
 #ifdef __cplusplus

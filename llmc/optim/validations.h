@@ -1,6 +1,6 @@
 /*
 validations.h -- a run's memory of its validation losses: the lowest one, how many came after it,
-and whether the run has diverged by them.
+and whether they show that the run has diverged.
 
     stop early    when --patience validations in a row were not below the lowest before them
     diverged      when a loss is above 1.5 ln V, and above that before the first update
@@ -8,7 +8,7 @@ and whether the run has diverged by them.
 A model that gives each of the V tokens the same probability has the loss ln V. A loss that is not a
 number is above all.
 
-A checkpoint stores it as it is, so a run that continues decides as one that never stopped.
+A checkpoint stores this memory as it is, so a resumed run decides like one that never stopped.
 */
 #ifndef LLMC_VALIDATIONS_H
 #define LLMC_VALIDATIONS_H
@@ -33,14 +33,14 @@ Validations validations_open(void);
 // Adds the validation at a step.
 void validations_add(Validations* v, int64_t step, double loss);
 
-// True if the run has had enough of them: `patience` since the best one; 0: never.
+// True if `patience` validations have followed the best one; patience 0: never.
 int validations_are_over(const Validations* v, int patience);
 
 // "the validation loss has not fallen for 3 validations; best 3.2801 at step 400"
 void validations_print_over(FILE* file, const Validations* v);
 
-// True if this loss says that the run has diverged; if so, the reason in words. V is the size of
-// the vocabulary.
+// True if this loss shows that the run has diverged; then sets the reason, in words. V is the size
+// of the vocabulary.
 int validations_diverged(const Validations* v, double loss, int V, char reason[256]);
 
 #ifdef __cplusplus

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(CONTEXT_THREADS_)
     }
 }
 
-// A block adds up a row of the rank's own in the pieces (c, N, 2K), in fp32.
+// A block adds up a row of this rank's own keys and values in the pieces (c, N, 2K), in fp32.
 // grid   N      block   128      shared   none
 // moves  c*N*2K in, N*2K out. Bound by memory.
 // order  fixed: of the ranks

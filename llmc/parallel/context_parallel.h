@@ -30,7 +30,7 @@ typedef struct {
     float* moved;    // (c, B, T, 2K) rows of each rank
 } ContextParallel;
 
-// Returns the row of (B, W) that row i of `moved` is.
+// Returns the row of (B, W) whose contents are row i of `moved`.
 HOST_DEVICE size_t context_row(AttentionSizes sizes, size_t i) {
     const size_t N = (size_t)sizes.B * sizes.T, n = i % N;
     const TokenChunks of = {sizes.chunks.last, (int)(i / N)};
@@ -53,7 +53,8 @@ const float* context_gather_cpu(const ContextParallel* c, const float* qkv, Atte
 // Sets the columns of keys and values of dqkv. Overwrites kv.
 void context_sum_cpu(float* dqkv, const ContextParallel* c, AttentionSizes sizes);
 
-// Sets all (B, W) to words of each rank's tokens (B, T), losses for example; it may be `own`.
+// Sets `all` (B, W) to the words of 4 bytes, losses for example, that ranks have for their tokens:
+// `own` (B, T). Both may be the same memory.
 void context_gather_tokens_cpu(void* all, const ContextParallel* c, const void* own, AttentionSizes sizes);
 
 #ifdef __cplusplus

@@ -3,7 +3,7 @@ expert_parallel.cuh -- expert_parallel.h on the GPU: the same rounds, by NCCL.
 
 The host must know how many rows travel. So it reads the counts of all ranks in the forward pass of
 a layer and waits for the GPU: such a pass is no CUDA graph. The backward pass finds them in pinned
-memory, which keeps those of each layer.
+memory, which keeps the counts of each layer.
 
 Rows travel on a stream of their own. In a pass without a cache there is memory for those of two
 rounds: the rows of the next one travel while the main stream computes on these.
@@ -46,7 +46,7 @@ typedef struct {
     const Gpu* gpu;
 } ExpertParallelGpu;
 
-// Takes memory as large as that of an activation, which is at this member.
+// Takes memory as large as the activation at this member.
 static inline void* expert_take_(Memory* memory, const TensorRow* rows, size_t member) {
     int i = 0;
     while (rows[i].member != member) {
@@ -56,8 +56,8 @@ static inline void* expert_take_(Memory* memory, const TensorRow* rows, size_t m
                        array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes));
 }
 
-// Opens them for the part of a model, with these activations. A model that only generates
-// (`is_cached`) has no second set.
+// Opens the shared parts for the part of a model, with these activations. A model that only
+// generates (`is_cached`) has no second set.
 static inline void expert_traffic_open(ExpertTrafficGpu* t, Memory* memory, ModelConfig cfg,
                                        const TensorRow* rows, int is_cached) {
     int least, greatest;
@@ -80,7 +80,7 @@ static inline void expert_traffic_open(ExpertTrafficGpu* t, Memory* memory, Mode
     }
 }
 
-// Closes them, once their stream is done.
+// Closes the shared parts. Their stream must have finished.
 static inline void expert_traffic_close(ExpertTrafficGpu* t) {
     if (t->stream) {
         CUDA_CHECK(cudaEventDestroy(t->arrived));
@@ -205,8 +205,8 @@ typedef struct {
 
 typedef enum { EXPERT_SEND_, EXPERT_RETURN_ } ExpertWay_;
 
-// Moves rows between this rank's own, of the experts of another rank, and those that arrive in
-// round k: to the experts, or back to where they came from.
+// Moves the rows of round k: this rank's own ones to another rank's experts, while those of a third
+// rank arrive; or the results back.
 static inline void expert_move_(const ExpertParallelGpu* x, const Router* own, int k, const ExpertMoves* of,
                                 ExpertWay_ way) {
     const ExpertRound round = expert_round(x->group->rank, x->group->size, k);
@@ -230,7 +230,7 @@ static inline void expert_move_(const ExpertParallelGpu* x, const Router* own, i
     group_exchange(moves, all, x->group, x->traffic->stream);
 }
 
-// Makes the rows that move next wait for all work that the main stream has so far.
+// Makes the next transfer of rows wait for all work queued on the main stream so far.
 static inline void expert_fork_(const ExpertParallelGpu* x) {
     CUDA_CHECK(cudaEventRecord(x->traffic->ready, x->gpu->stream));
     CUDA_CHECK(cudaStreamWaitEvent(x->traffic->stream, x->traffic->ready, 0));
@@ -245,10 +245,10 @@ static inline void expert_send_(const ExpertParallelGpu* x, const Router* own, i
     }
 }
 
-// Does all rounds of a layer: sends rows, calls compute(rank that they came from, their set), which
-// queues work on the main stream, and returns its results. Rows of round k + 1 are sent before the
-// results of round k, so they arrive in the meantime; those of round k + 2 after these, which are
-// in the same memory.
+// Runs all rounds of a layer. Each sends rows, calls compute(rank that they came from, their set),
+// which queues work on the main stream, and returns its results. Rows of round k + 1 are sent
+// before the results of round k, so they arrive in the meantime. Rows of round k + 2 are sent after
+// these results, whose memory they reuse.
 template <class Compute>
 static inline void expert_rounds(const ExpertParallelGpu* x, const Router* own, const ExpertMoves* sent,
                                  const ExpertMoves* returned, Compute compute) {

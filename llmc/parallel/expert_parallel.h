@@ -1,6 +1,6 @@
 /*
 expert_parallel.h -- the experts of a layer divided among the ranks of an expert group, on the CPU:
-the rows of experts (router.h) that travel to the rank that has the expert, and come back.
+the rows of experts (router.h) travel to the rank that has the expert, and back.
 
 Rank r of e has experts r E/e, ..., (r + 1) E/e - 1. Each rank routes its own tokens over all E
 experts. Its rows are sorted by expert, so the rows for a rank are neighbors. In round k = 0, ...,
@@ -10,10 +10,10 @@ e - 1 of a layer
     computes on these, with its own experts
     sends the results back, and gets its own: they have the place that the rows had
 
-So no token is dropped, however the router chooses, and memory holds the rows of one other rank at a
-time: at most what a rank has for its own tokens. An expert's matmul sees the tokens of one rank, in
-their order, as if each rank had all experts: the bits are the same for every e. The gradients of
-weights are kept apart for each rank's tokens (zero.h).
+So no token is dropped, whatever the router chooses, and memory holds the rows of one other rank at
+a time: at most as many as a rank has for its own tokens. An expert's matmul sees the tokens of one
+rank, in their order, as if each rank had all experts: the bits are the same for every e. The
+gradients of weights are kept apart for each rank's tokens (zero.h).
 
     counts    (e, E)    tokens of each rank that take each expert: gathered once in a forward pass
 */

@@ -1,18 +1,18 @@
 /*
 grid.h -- the grid of processes: which of them have the same parts of matrices, the same part of
-sequences, the same micro-batches, the same stage of the model. Arithmetic alone.
+sequences, the same micro-batches, the same stage of the model. Only arithmetic, no communication.
 
     tensor    t processes cut the matrices of each layer into as many parts
     context   c processes share the tokens of each sequence
-    data      D share the micro-batches of an update
-    experts   e of these, neighbors, share the experts of each layer: E / e for each of them
-    pipeline  P share the layers; a process's part of them is its stage
+    data      D processes share the micro-batches of an update
+    experts   e neighbors among these share the experts of each layer: each has E / e
+    pipeline  P processes share the layers; the part of one process is its stage
 
     rank = ((stage D + data_rank) c + context_rank) t + tensor_rank       t c D P processes
 
 So the processes of a tensor group are neighbors, and stages are farthest apart. The group in which
-ZeRO divides (GRID_DATA) has the D c processes with the same parts and stage: each of them sees
-other tokens.
+ZeRO divides (GRID_DATA) has the D c processes with the same parts and stage; each of them sees
+different tokens.
 */
 #ifndef LLMC_GRID_H
 #define LLMC_GRID_H
@@ -45,7 +45,7 @@ static inline int grid_size(GridShape shape) {
 
 Grid grid_of(GridShape shape, int rank);
 
-// Returns the place of a rank in a run that divides data alone.
+// Returns the place of a rank in a run that divides only the data.
 static inline Grid grid_of_data(int rank, int size) {
     const GridShape shape = {1, 1, size, 1, 1};
     return grid_of(shape, rank);
@@ -64,8 +64,8 @@ static inline int grid_is_plain(GridShape shape) {
 static inline int grid_is_first_stage(const Grid* grid) { return grid->stage == 0; }
 static inline int grid_is_last_stage(const Grid* grid) { return grid->stage == grid->shape.pipeline - 1; }
 
-// True if this process tells the losses, the FLOP and the counts of its tokens to the report; the
-// others tell zeros. One of each tensor group of the last stage does.
+// True if this process reports the losses, the FLOP and the counts of its tokens; the others report
+// zeros. One of each tensor group of the last stage does.
 static inline int grid_tells(const Grid* grid) { return grid->tensor_rank == 0 && grid_is_last_stage(grid); }
 
 // True if the layers of a forward pass wait for other processes.
@@ -73,8 +73,8 @@ static inline int grid_forward_waits(const Grid* grid) {
     return grid->shape.tensor > 1 || grid->shape.context > 1 || grid_experts(grid->shape) > 1;
 }
 
-// True if processes exchange data on several streams of a GPU: layers, in groups of their own,
-// while data groups or stages do on the stream of communication.
+// True if processes exchange data on several streams of a GPU: layers do in groups of their own,
+// while data groups or stages use the stream of communication.
 static inline int grid_has_several_streams(GridShape shape) {
     const int in_layers = shape.tensor > 1 || shape.context > 1 || grid_experts(shape) > 1;
     return in_layers && (shape.data * shape.context > 1 || shape.pipeline > 1);
@@ -88,9 +88,9 @@ static inline TokenChunks grid_chunks(const Grid* grid) {
 
 // ---- groups ----
 
-// Groups that a process is in, in the order in which they are opened. The last two cut the data
-// group: ranks that share the experts of a layer, and ranks with the same ones; alone if no experts
-// are divided.
+// Groups that a process is in, in the order in which they are opened. The last two divide the data
+// group: ranks that share the experts of a layer, and ranks that have the same experts. Without
+// divided experts both have one rank.
 typedef enum {
     GRID_TENSOR,
     GRID_CONTEXT,
@@ -101,8 +101,8 @@ typedef enum {
     GRID_GROUPS
 } GridGroup;
 
-// A group of a process: its rank there, the group's size, and the lowest rank of its processes
-// among all, by which they know each other.
+// A group of a process: its rank in the group, the group's size, and the lowest rank of its
+// processes among all, which identifies the group.
 typedef struct {
     int rank, size, first;
 } GridMember;
@@ -130,18 +130,18 @@ typedef struct {
     int T;           // 0: not known yet
     int ranks;       // processes in all
     int node_ranks;  // processes of a machine: the most that grid_next puts into a tensor group
-    int unit;        // columns of heads and hidden units of a part are a multiple of it: GRID_UNIT
+    int unit;        // heads and hidden units of a part are a multiple of it, in columns: GRID_UNIT
 } GridRun;
 
-// Returns 1 if a run can be divided so. If not, returns 0 and sets `error` to what was asked and
-// the nearest that works. shape.data is ignored: it is what the others leave.
+// Returns 1 if a run can be divided this way. If not, returns 0 and sets `error` to what was asked
+// and the nearest shape that works. shape.data is ignored: it follows from the other members.
 int grid_check(GridShape shape, const GridRun* run, char error[GRID_ERROR_BYTES]);
 
-// Returns the number that divides the tokens of a sequence: a part for each tensor rank, and with a
-// context group two chunks for each of its processes.
+// Returns the number that must divide the tokens of a sequence: a part for each tensor rank, and in
+// a context group two chunks for each of its processes.
 int grid_tokens_unit(GridShape shape);
 
-// Returns a shape that has passed grid_check with its data.
+// Returns a shape that has passed grid_check, with its data ranks filled in.
 GridShape grid_complete(GridShape shape, int ranks);
 
 // Sets the next legal shape of all processes of a run, complete; returns 0 after the last. Start
@@ -268,7 +268,7 @@ static int grid_allows_pipeline_(GridShape shape, const GridRun* run) {
            shape.pipeline <= grid_most_stages_(run);
 }
 
-// Expert groups are of neighbors in the data group, and each rank has as many experts.
+// Expert groups are neighbors in the data group, and all their ranks have equally many experts.
 static int grid_allows_experts_(GridShape shape, const GridRun* run) {
     const int e = grid_experts(shape), E = run->cfg.E;
     return grid_allows_pipeline_(shape, run) &&

@@ -16,8 +16,8 @@ typedef struct {
     Grid grid;
     GroupGpu all; // all processes
     GroupGpu tensor, context, data, pipe, experts, same_experts;
-    // Two levels of the data group (zero.h): the ranks of this replica, with one level the data
-    // group itself; those with the same slice in each replica.
+    // Two levels of the data group (zero.h): the ranks of this replica (with one level, the data
+    // group itself); and the ranks with the same slice in each replica.
     GroupGpu replica, replicas;
 } GridGroupsGpu;
 

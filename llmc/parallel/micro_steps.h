@@ -53,7 +53,7 @@ int64_t micro_steps_count(const MicroSteps* steps) {
     return (steps->batches + steps->ranks - 1) / steps->ranks;
 }
 
-// Returns how many ranks have one of `batches`.
+// Returns how many ranks have one of `batches` micro-batches.
 static int micro_steps_active_(const MicroSteps* steps, int64_t batches) {
     return batches < steps->ranks ? (int)batches : steps->ranks;
 }

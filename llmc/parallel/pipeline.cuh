@@ -1,11 +1,11 @@
 /*
 pipeline.cuh -- the messages of pipeline.h between GPUs.
 
-They are queued on the stream of communication, behind what this process has queued there before:
-each process then has one operation of its data group or of the pipeline under way at a time, and
-no order of these waits in a circle. Each message waits for all work that the main stream has so
-far, which makes what is sent and has read what is overwritten. The main stream waits for it at
-once: what is received is there, and what was sent may be overwritten.
+They are queued on the stream of communication, behind what this process has queued there before. So
+each process has only one operation of its data group or of the pipeline under way, and these cannot
+wait for each other in a circle. A message waits for all work queued on the main stream so far: this
+makes the data to send, and is the last reader of the memory to receive into. The main stream waits
+for the message at once: then received data are there, and sent data may be overwritten.
 */
 #ifndef LLMC_PIPELINE_CUH
 #define LLMC_PIPELINE_CUH
@@ -17,7 +17,7 @@ once: what is received is there, and what was sent may be overwritten.
 
 typedef struct {
     const GroupGpu* group;      // its ranks are the stages
-    Gpu main, comm;             // the GPU with the main stream, and with that of communication
+    Gpu main, comm;             // the GPU with the main stream; with the communication stream
     cudaEvent_t ready, arrived; // last work of the main stream; last messages
 } PipelineGpu;
 
@@ -46,8 +46,8 @@ static inline void pipeline_move_(const PipelineGpu* p, const GroupMove* moves, 
     }
 }
 
-// Sends what the action before has made and receives what the next one needs, as one exchange. The
-// watchdog is not told (pipeline_watch): the host waits for none of them.
+// Sends the results of the action before and receives the inputs of the next one, as one exchange.
+// The watchdog is not told (pipeline_watch): the host waits for none of them.
 static inline void pipeline_exchange(const PipelineGpu* p, PipelineAction before, PipelineAction next,
                                      PipelineStream stream) {
     GroupMove moves[PIPELINE_MOVES];

@@ -7,13 +7,13 @@ the M micro-batches of an update.
 
 Stage p makes P-1-p forward passes ahead, then forward and backward passes in turns, and at the end
 the backward passes that are left (1F1B). So both kinds of passes take micro-batches in order, sums
-over micro-batches have the order that they have in one process, and a stage keeps the activations
-of at most min(P-p, M) micro-batches, each in its place. An update takes as long as M + P - 1
+over micro-batches have the same order as in one process, and a stage keeps the activations of at
+most min(P-p, M) micro-batches, each in its place. An update takes as long as M + P - 1
 micro-batches.
 
-The residual stream enters a stage and leaves it; its gradient goes the other way. The messages of
-what a stage has just made, and of what it needs next, are one exchange: if each were sent and
-received by itself, two stages could wait for each other.
+The residual stream enters a stage and leaves it; its gradient goes the other way. A stage sends its
+last results and receives its next inputs in one exchange: with separate messages, two stages could
+wait for each other.
 
 Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021 (PipeDream-Flush).
 */
@@ -33,8 +33,8 @@ extern "C" {
 
 // ---- the cut ----
 
-// Sets the layers of each of P stages so that the largest load is least. The last stage has the
-// classifier, too. Layers that share parameters in pairs stay together.
+// Sets the layers of each of P stages so that the largest load is least. The classifier adds to the
+// load of the last stage. Layers that share parameters in pairs stay together.
 void pipeline_cut(int* layers, ModelConfig cfg, int P);
 
 // Sets the layers of P stages from a list, "9,9,8,6". Returns 0 and the reason in `error` if it
@@ -74,8 +74,8 @@ typedef struct {
 
 enum { PIPELINE_MOVES = 2 }; // at most
 
-// Sets the messages of stage p between two actions, ranks of the pipe group being its stages;
-// returns their number. An empty micro-batch has none.
+// Sets the messages of stage p between two actions, and returns their number. Ranks of the pipe
+// group are its stages. An empty micro-batch has no messages.
 int pipeline_moves(GroupMove moves[PIPELINE_MOVES], int P, int p, PipelineAction before, PipelineAction next,
                    PipelineStream stream);
 
@@ -122,8 +122,8 @@ static inline void stage_leave_cpu(PipelineStage* s, Group* pipe, ModelActivatio
 // Moves data from one stage to another; the others do nothing.
 void pipeline_hand_over_cpu(Group* pipe, int from, int to, void* data, size_t bytes);
 
-// Adds the embedding's gradient of the first stage to the classifier's in the last one, if they are
-// summed apart: once a step.
+// Adds the embedding's gradient of the first stage to the classifier's in the last one, if the two
+// are kept separately: once a step.
 void stage_join_embedding_cpu(Zero* zero, Group* pipe);
 
 // Gives the first stage the matrix that the last one has changed.
@@ -144,8 +144,7 @@ void pipeline_tell_cpu(Group* pipe, void* data, size_t bytes);
 
 // ---- the cut ----
 
-// Returns how many layers a classifier is worth: by their matrices, which a token is multiplied
-// with.
+// Returns how many layers the classifier costs as much as: by the elements of their matrices.
 static double pipeline_head_load_(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double layer = 0;
@@ -158,8 +157,8 @@ static double pipeline_head_load_(ModelConfig cfg) {
     return (double)cfg.Vp * cfg.C / layer;
 }
 
-// Sets `units` of layers, dealt to the stages evenly: of stages before the last, the later ones
-// have more, because they keep fewer micro-batches.
+// Deals out `units` of layers evenly to the stages. Of the stages before the last one, later ones
+// get more, because they keep fewer micro-batches.
 static void pipeline_deal_(int* layers, int units, int stages, int unit) {
     for (int p = 0; p < stages; p++) {
         layers[p] = unit * (units / stages + (p >= stages - units % stages));
@@ -185,8 +184,8 @@ void pipeline_cut(int* layers, ModelConfig cfg, int P) {
     }
 }
 
-// Reads the next number of a list, and the comma after it unless it `is_last`. Returns 0 if the
-// text is another.
+// Reads the next number of a list, and the comma after it unless it `is_last`. Returns 0 for any
+// other text.
 static int pipeline_next_number_(const char** text, int is_last, long* number) {
     char* end;
     errno = 0;

@@ -228,11 +228,11 @@ static void evaluation_rows_(Evaluation* e, const EvaluationRun* run, const Task
     }
 }
 
-// True if this process tells its results: one of those that have the same rows.
+// True if this process reports results: one of all processes with the same rows.
 static int evaluation_tells_(const Grid* grid) { return grid_tells(grid) && grid->context_rank == 0; }
 
-// Shares the results among all ranks. Of the ranks that tell, all but one have zeros for a
-// document.
+// Shares the results among all ranks. Only one of the reporting ranks has a document's results; the
+// others have zeros.
 static void evaluation_share_(Evaluation* e, const Task* task, const Grid* grid, Comm* comm) {
     if (!evaluation_tells_(grid)) {
         memset((void*)e->results, 0, task->num_documents * sizeof(TaskResult));

@@ -1,5 +1,5 @@
 /*
-parameters_agree.h -- compares what ranks have of the same parameters: whole copies, tensors that
+parameters_agree.h -- compares the parameters that several ranks have: whole copies, tensors that
 tensor ranks do not cut, and the token embedding at both ends of a pipeline.
 */
 #ifndef LLMC_PARAMETERS_AGREE_H
@@ -31,7 +31,7 @@ void run_agree_on_parameters(Run* run);
 #include "llmc/parallel/grid.h"
 #include "llmc/run/trainer.h"
 
-// Ends the run if the ranks of a color have other parameters, "wte" for example.
+// Ends the run if the ranks of a color differ in `parameters`, "wte" for example.
 static void run_compare_(Run* run, int color, const char* parameters, uint64_t checksum) {
     char what[96], words[32];
     snprintf(what, sizeof(what), "%s after step %lld (checksum)", parameters, (long long)run->state.step);
@@ -44,7 +44,7 @@ static int run_is_wte_(const TensorRow* row) { return row->member == offsetof(Mo
 static int run_is_uncut_(const TensorRow* row) { return row->split == SPLIT_NONE; }
 
 // Compares the tensors that all ranks of a group have, as far as this rank keeps them. Words of 8
-// bytes are numbered by tensor, layer and element, so their sum depends on nothing else that a rank
+// bytes are numbered by tensor, layer and element, so their sum does not depend on what else a rank
 // has.
 static void run_compare_tensors_(Run* run, GridGroup group, const char* parameters,
                                  int (*has)(const TensorRow* row)) {
@@ -66,8 +66,9 @@ static void run_compare_tensors_(Run* run, GridGroup group, const char* paramete
     run_compare_(run, color, parameters, sum);
 }
 
-// Compares what several ranks have: before the model is used, and at each validation and save. It
-// differs if a rank has read another file, has a memory error, or computes differently.
+// Compares the parameters that several ranks have, before the model is used, and at each validation
+// and save. They differ if a rank has read another file, has a memory error, or computes
+// differently.
 void run_agree_on_parameters(Run* run) {
     const Grid* grid = &run->settled->ranks.grid;
     if (run->comm.size == 1) {

@@ -84,7 +84,7 @@ typedef struct {
     MoreTokens more;   // rows that --model lacks, if data.is_extended
     Dataloader* train; // NULL without data
     Dataloader* val;   // (num_val_sets) after train in memory
-    int val_set;       // set of the validation now, or of the last one
+    int val_set;       // current validation set, or the last one
     int shows_average; // the model has the average of the weights now
     Comm comm;
     RankReport *report, *reports; // report of this rank; reports of all ranks, one after the other
@@ -100,7 +100,7 @@ typedef struct {
     RunLog log;
     RunState state;
     int validates_first; // true: also validates before the first update
-    double floor;        // least validation loss possible, the entropy of the text; NAN: unknown
+    double floor;        // lowest possible validation loss, the entropy of the text; NAN: unknown
     LrSweep sweep;       // of --find-lr
 
     // the current step, or the last one
@@ -126,7 +126,7 @@ void run_set_model(Run* run, Model* model);
 
 static inline int run_is_first(const Run* run) { return run->comm.rank == 0; }
 
-// Returns the number of micro-steps of an update, or a validation, of `sequences`.
+// Returns the number of micro-steps of a step, or a validation, of `sequences` sequences.
 int64_t run_micro_steps(const Run* run, int64_t sequences);
 
 // Returns the tokens of the current update, and the length of its sequences.
@@ -141,15 +141,16 @@ void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t s
 
 // ---- one iteration of the loop, in this order ----
 
-// Returns true if a validation is due and has this part, from 0 on, and starts on it: each set with
-// the weights, then each with their average, which the model shows meanwhile.
+// Returns true if a validation is due and has this part, from 0 on, and starts on it. Its parts:
+// each set with the weights, then each set with their average, which replaces the weights
+// meanwhile.
 int run_validates(Run* run, int part);
 
 // Sets the batch that this rank evaluates in turn i of a validation; it may be empty. Stage p is p
 // turns behind the first one. Returns 0 after the last turn, or if a signal stops the run.
 int run_validation_batch(Run* run, int64_t i, Batch* batch);
 
-// Logs the validation loss of the part, from the losses in the reports of all ranks. The first one
+// Logs the validation loss of the part, from the losses in the reports of all ranks. The first part
 // decides about the run: its best checkpoint, its end by --patience, and whether it diverges.
 void run_log_validation(Run* run);
 
@@ -225,10 +226,10 @@ void run_roll_back(Run* run);
 
 enum { RUN_BAD_DATA_ = 4 }; // a data file has changed; a flag beyond those of session_next
 
-// Agrees on a sum of flags, and is the only place where ranks agree. Only its result decides
-// whether to save, stop or end: all ranks call it at the same points, and if one of them asks for
-// something, all do it. The verdict on an update needs no agreement, because all ranks judge the
-// same numbers.
+// Returns the flags that any rank sets, as a sum; the only place where ranks agree. Only its result
+// decides whether to save, stop or end: all ranks call it at the same points, and what one of them
+// asks for, all do. The verdict on an update needs no agreement, because all ranks judge the same
+// numbers.
 static int run_agree_(Run* run, int asks) { return comm_any(&run->comm, asks); }
 
 void run_decide(Run* run, const Settled* s) {
@@ -255,7 +256,7 @@ typedef struct {
     double wait_s; // time of the rank that waited longest for data
 } RunUpdate_;
 
-// Returns the number of micro-steps of an update, or a validation, of `sequences`.
+// Returns the number of micro-steps of a step, or a validation, of `sequences` sequences.
 int64_t run_micro_steps(const Run* run, int64_t sequences) {
     const MicroSteps steps =
         micro_steps(sequences, run->settled->options.batch.size, run->settled->ranks.grid.shape.data);
@@ -290,7 +291,7 @@ static void run_add_up_parts_(const Run* run, int64_t micro_steps) {
     }
 }
 
-// Clears what another process of the grid tells.
+// Clears the numbers that another process of the grid also reports, so that they count once.
 static void run_be_silent_(Run* run, int64_t micro_steps) {
     const WideSum none = {0, 0};
     RankReport* report = run->report;
@@ -416,7 +417,7 @@ void run_roll_back(Run* run) {
     log_rollback(&run->log, from, run->state.step, run->divergence);
 }
 
-// Returns true if a data file has changed during the run, and a batch of some rank is not its own.
+// Returns true if a data file has changed during the run, so that some rank has a wrong batch.
 static int run_data_is_bad_(Run* run, const Dataloader* loader) {
     return run_agree_(run, dataloader_error(loader) ? RUN_BAD_DATA_ : 0);
 }
@@ -440,7 +441,7 @@ static void run_check_data_(Run* run, const Dataloader* loader, uint64_t next) {
 // ---- a step ----
 
 // Adjusts the loss scale. Returns true if the gradient overflowed and a smaller scale may help:
-// that is neither an outlier nor divergence.
+// then the step is neither an outlier nor a sign of divergence.
 static int run_overflowed_(LossScale* scale, double loss, double norm, char reason[96]) {
     const float before = scale->scale;
     loss_scale_update(scale, isfinite(norm));
@@ -487,8 +488,8 @@ static RunMicroBatch_ run_micro_batch_(const Run* run, int64_t micro_steps, int6
     return batch;
 }
 
-// Returns which data an update had whose loss or gradient is bad, in words that the caller frees:
-// the first micro-batch whose loss is not finite, or else the one with the highest.
+// Finds the data of a step whose loss or gradient is bad: the first micro-batch whose loss is not
+// finite, or else the one with the highest loss. Returns a description that the caller frees.
 static char* run_find_fault_(const Run* run) {
     const int64_t micro_steps = run_micro_steps(run, run_batch(run) / run->settled->options.batch.seq_len),
                   count = (run->train->settings.sequences + run->train->B - 1) / run->train->B;
@@ -511,7 +512,7 @@ static char* run_find_fault_(const Run* run) {
     return text_buffer_close(&text);
 }
 
-// Returns the updates in the average of the weights.
+// Returns the number of updates in the average of the weights.
 static int64_t run_averaged_(const Run* run) { return run->state.updates - run->state.average_from; }
 
 static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
@@ -604,7 +605,7 @@ int run_accepts(Run* run, Update* update) {
     return run->verdict.is_made && !o->memory.update_in_backward;
 }
 
-// Tells the log what experts and sources had in the update.
+// Logs how the tokens of the step went to experts, and the losses of its sources.
 static void run_log_parts_(Run* run) {
     const ModelConfig cfg = run->settled->cfg;
     RankReport* sums = run->reports;

@@ -21,7 +21,7 @@ void run_list_files(FileList* files, const Run* run, const Options* options);
 // Ends the program if an output file must not or cannot be written.
 void run_check_outputs(const Run* run, const Options* options);
 
-// Ends all ranks if they have not the same files. Collective.
+// Ends all ranks if their files differ. Collective.
 void run_agree_on_files(Run* run, const Options* options);
 
 #ifdef __cplusplus

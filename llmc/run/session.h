@@ -8,7 +8,7 @@ It decides what is due between two updates, when to save, when to stop, and wher
                 --patience ends the run. A resumed run does not repeat the work done at its step
     save        every --save-every steps, or every --save-minutes, and at the last step; with
                 --keep-best after the best validation so far; on SIGUSR1; before it stops. A save of
-                --save-minutes, --keep-best or a stop is one by the clock: --keep auto keeps two
+                --save-minutes, --keep-best or a stop counts as by the clock: --keep auto keeps two
     stop        if a signal or --stop-run asks for it: between two steps, batches of a validation,
                 or tokens of a sample; or before --max-hours are over, with time left to save
     roll back   if the run has diverged, with --on-divergence rollback: to the newest healthy
@@ -110,14 +110,14 @@ void session_stopped(const Session* s, RunLog* log, const RunState* run, int why
 // Logs why the run ends before --steps, if it does. Call it at the last step.
 void session_ended_early(const Session* s, RunLog* log, const RunState* run);
 
-// Judges the last validation. If the run has diverged by it, warns once per session, or with
-// --on-divergence stop ends the program after the save in progress. V is the size of the
+// Judges the last validation. If it shows that the run has diverged, warns once per session, or
+// with --on-divergence stop ends the program after the save in progress. V is the size of the
 // vocabulary.
 void session_judge_validation(Session* s, RunLog* log, const RunState* run, int V);
 
 // Returns true and sets `reason` if the run should roll back, after an update that was made or
-// skipped; `where` tells which data it had, NULL: it was made. If the run has diverged and must not
-// roll back, ends the program after the save in progress.
+// skipped. `where` tells the data of a skipped update; NULL: it was made. If the run has diverged
+// and must not roll back, ends the program after the save in progress.
 int session_diverged(Session* s, RunLog* log, const RunState* run, const char* where,
                      char reason[SESSION_REASON_BYTES]);
 

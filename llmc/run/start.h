@@ -193,7 +193,7 @@ static void start_print_device_(const Run* run) {
            units_rate(run->plan.peak, "FLOP").text);
 }
 
-// Says so if no line of an update will appear for minutes: then the run seems to hang.
+// Says so if a step takes minutes: until its line appears the run seems to hang.
 static void start_print_long_update_(const Run* run) {
     const Options* o = &run->settled->options;
     const double flops = model_flops_per_token(run->settled->cfg, o->batch.seq_len) * (double)o->batch.total,
@@ -301,7 +301,7 @@ static void start_open_log_(Run* run) {
     free(typed);
 }
 
-// Prints the start of a command that uses the model, after a word about it.
+// Prints the start of a command that uses the model, after a phrase that says what it does.
 static void start_print_command_(const Run* run, const char* what) {
     printf("%s: ", what);
     shell_print(stdout, run->program);
@@ -393,7 +393,7 @@ static void start_write_sweep_(const LrSweep* sweep, const char* out) {
     free(text);
 }
 
-// Prints the losses of --find-lr, and the rate to take; of Muon both rates, which rose together.
+// Prints the losses of --find-lr, and the rate to take; for Muon both rates, which rose together.
 static void start_print_sweep_(const Run* run) {
     const LrSweep* sweep = &run->sweep;
     const Options* o = &run->settled->options;
@@ -496,7 +496,7 @@ static void start_turn_ends_(Run* run) {
     comm_progress(&run->comm, COMM_SETUP, -1, "setting up the run");
 }
 
-// Prints how the ranks are divided, unless data alone is.
+// Prints the grid of the ranks, unless they divide only the data.
 static void start_print_grid_(FILE* file, GridShape shape) {
     if (!grid_is_plain(shape)) {
         fprintf(file, "; tensor %d, context %d, data %d, pipeline %d", shape.tensor, shape.context,
@@ -507,7 +507,7 @@ static void start_print_grid_(FILE* file, GridShape shape) {
     }
 }
 
-// Prints the number of ranks, and where they run; of generation not where the text goes.
+// Prints the number of ranks, and where they run: on stderr if generated text goes to stdout.
 static void start_print_ranks_(const Run* run, Ranks ranks) {
     const Comm* c = &run->comm;
     FILE* file = run->given->generates && run_is_first(run) ? stderr : stdout;
@@ -628,8 +628,8 @@ static void start_dispatch_(Run* run, const Settled* s) {
     run->trains = 1;
 }
 
-// Returns the option given that is about existing runs, NULL if none is. A file of all options has
-// them without a value.
+// Returns the given option that is about existing runs; NULL: none. A file of all options has them
+// without a value.
 static const char* start_asked_(const Options* o) {
     return o->reports.report[0]     ? "report"
            : o->reports.compare[0]  ? "compare"

@@ -63,7 +63,7 @@ static inline double* rank_report_statistics(RankReport* report) {
     return report->statistics > 0 ? (double*)(report + 1) : NULL;
 }
 
-// Returns the losses of each source of a report, in nats, which its targets follow.
+// Returns the losses of each source of a report, in nats; the sources' targets follow them.
 static inline double* rank_report_sources(RankReport* report) {
     return (double*)(report + 1) + report->statistics;
 }
@@ -83,8 +83,8 @@ static inline void rank_report_add(RankReport* report, ModelConfig cfg, const Fr
     }
 }
 
-// Bytes of the parameters in memory, multiples of 8, and the number of the first 8; none: all that
-// the ranks of a data group have.
+// Bytes of the parameters in memory, multiples of 8, and the number of their first 8 bytes in a
+// checksum; zeros: all parameters that the ranks of a data group have.
 typedef struct {
     size_t begin, count, number;
 } ParameterBytes;

@@ -24,7 +24,7 @@ int setup_resumes(const Options* o);
 int setup_validates(const Settled* s);
 int setup_samples(const Settled* s);
 
-// Return true if the data have text in fields, which shards have no longer; and .bin files.
+// Return true if the data have named fields, which shards do not keep; if they are .bin files.
 int setup_reads_fields(const Options* o);
 int setup_reads_bin(const Options* o);
 
@@ -35,11 +35,11 @@ int setup_decays(const Options* o);
 int setup_has_squares(const Options* o);
 
 // Refuses options that were given without the options they need (OPTION_NEEDS), or prints a note
-// that they have no effect. `given`: the options before any was decided. Accepts defaults, and the
-// values of a recipe or of a resumed run.
+// that they have no effect. `given`: the options before settle() decided any. Accepts defaults, and
+// the values of a recipe or of a resumed run.
 void setup_check_needs(FILE* notes, const Settled* s, const Options* given);
 
-// Notes what would start only after the last step.
+// Prints a note about what would start only after the last step.
 void setup_note_late(FILE* notes, const Settled* s, const RunData* data);
 
 // Refuses options of offloading that contradict each other or other options.
@@ -189,7 +189,7 @@ void setup_check_needs(FILE* notes, const Settled* s, const Options* given) {
     }
 }
 
-// Notes the stages of a schedule that the run never reaches.
+// Prints a note about stages of a schedule that the run never reaches.
 static void setup_note_stages_(FILE* notes, const Options* o, const char* name, const char* text) {
     Stages stages;
     if (!text[0] || !stages_parse(&stages, text)) {
@@ -204,8 +204,8 @@ static void setup_note_stages_(FILE* notes, const Options* o, const char* name, 
     }
 }
 
-// Notes the first line of --data-schedule that the run never reaches. A line that counts tokens is
-// not compared.
+// Prints a note about the first line of --data-schedule that the run never reaches. Lines that
+// count tokens are not checked.
 static void setup_note_lines_(FILE* notes, const Options* o, const DataSchedule* schedule) {
     for (int i = 0; i < schedule->count; i++) {
         const ScheduleLine* line = &schedule->line[i];
@@ -309,8 +309,8 @@ void setup_check_quantize(const Settled* s) {
     }
 }
 
-// Refuses to train a router whose only chosen expert always has the same weight: it would get no
-// gradient from the text.
+// Refuses to train a router with one expert per token if that expert's weight is always the same:
+// the router would get no gradient from the text.
 void setup_check_router(const Settled* s) {
     const Architecture* kinds = model_architecture(s->cfg.arch);
     const int divides = kinds->router == ROUTER_CHOSEN || kinds->router == ROUTER_SIGMOID;
@@ -520,7 +520,8 @@ void setup_check_weights(const Settled* s, const char* path, int continues) {
         path, hf_model_stem(HF_AVERAGE));
 }
 
-// Refuses a small model whose heads would have another size: scores would need another divisor.
+// Refuses a small model whose heads would have another size: attention scores would need another
+// divisor.
 static void setup_check_mup_model_(const Settled* s) {
     const char* text = s->options.optimizer.mup;
     const int size = model_head_size(s->cfg);

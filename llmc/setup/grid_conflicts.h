@@ -63,7 +63,7 @@ static const OptionRow* grid_option_(const char* name) {
     return &OPTION_TABLE[i];
 }
 
-// Checks that the trainer has the passes.
+// Checks that the trainer can run such a grid.
 static int grid_suits_trainer_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const GridShape shape = s->ranks.grid.shape;
@@ -82,14 +82,14 @@ static int grid_part_unit_(const Options* o) {
                                                                      : blocks;
 }
 
-// Returns the tokens of a chunk that attention processes together: chunks are whole tiles.
+// Returns the tile of the chunks that attention processes: a chunk is whole tiles.
 static int grid_chunk_tile_(const Options* o) {
     return o->program.trainer == OPTION_GPU                   ? ATTENTION_ROW_ALIGN
            : (MatmulPrecision)o->memory.matmul == MATMUL_BF16 ? BF16_TILE
                                                               : 1;
 }
 
-// Returns the number that divides all lengths of sequences in a grid.
+// Returns the number that must divide all sequence lengths in a grid.
 static int grid_lengths_unit_(const Options* o, GridShape shape) {
     const int unit = grid_tokens_unit(shape), tile = grid_chunk_tile_(o), tiles = 2 * shape.context * tile;
     return shape.context == 1 ? unit : tiles % unit == 0 ? tiles : unit * tile;
@@ -125,7 +125,7 @@ static int grid_suits_lengths_(char* error, const Settled* s) {
     return 1;
 }
 
-// Checks what needs all tokens of a sequence in each process.
+// Checks for options that need all tokens of a sequence in each process.
 static int grid_suits_chunks_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const int c = s->ranks.grid.shape.context;
@@ -139,7 +139,7 @@ static int grid_suits_chunks_(char* error, const Settled* s) {
                          c, (double)o->optimizer.router_balance);
 }
 
-// Checks what training needs: a gradient that is complete before the end of the backward pass.
+// Checks for options that need a complete gradient before the end of the backward pass.
 static int grid_suits_tensor_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const int t = s->ranks.grid.shape.tensor;
@@ -153,7 +153,7 @@ static int grid_suits_tensor_(char* error, const Settled* s) {
                          t);
 }
 
-// Checks what needs all layers in each process.
+// Checks for options that need all layers in each process.
 static int grid_suits_stages_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const int P = s->ranks.grid.shape.pipeline;
@@ -189,7 +189,7 @@ static int grid_suits_stages_(char* error, const Settled* s) {
                          P);
 }
 
-// Checks what divided experts have not been tried with, or what needs a whole model.
+// Checks for options that have not been tried with divided experts, or that need a whole model.
 static int grid_suits_experts_(char* error, const Settled* s) {
     static const char* const beside[] = {"tensor-parallel",  "context-parallel", "pipeline-parallel",
                                          "share-layers",     "freeze",           "update-in-backward",
@@ -235,7 +235,8 @@ static int grid_suits_layers_(char* error, const Settled* s) {
     return !list[0] || pipeline_parse_layers(layers, s->cfg, s->ranks.grid.shape.pipeline, list, error);
 }
 
-// Checks that a teacher can be divided as its student, whose last stage has it whole.
+// Checks that a teacher can be divided like its student. The student's last stage has the whole
+// teacher.
 static int grid_suits_teacher_(char* error, const Settled* s) {
     const Options* o = &s->options;
     char of_teacher[GRID_ERROR_BYTES];

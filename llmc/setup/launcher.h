@@ -84,16 +84,16 @@ int launcher_forgets_srun(const char* const* environment);
 CommPlace launcher_expect(void);
 
 // Returns the place of a rank in the grid of `size` processes. Ends the program if they cannot be
-// divided as the options say; whether the model can is checked later (setup_check_grid).
+// divided as the options say. Whether the model can is checked later (setup_check_grid).
 Grid launcher_grid(const Options* options, int rank, int size);
 
 // Returns the ZeRO stage of --zero; auto is 2 for a data group of several ranks, 1 in a pipeline,
 // else 0.
 int launcher_zero(const Options* options, const Grid* grid);
 
-// Returns --shard-ranks. auto is the number of ranks of a data group on a machine, if all machines
-// have equally many and number them consecutively; else all of the group. Collective. A plan
-// without its ranks (comm->size 1) uses --gpus-per-node.
+// Returns --shard-ranks. auto: the number of ranks that a data group has on each machine, if all
+// machines have equally many and number them consecutively; else all ranks of the group.
+// Collective. In a plan without its ranks (comm->size 1), --gpus-per-node says it.
 int launcher_shards(const Options* options, const Grid* grid, Comm* comm);
 
 // Returns the number of ranks on a machine, if all machines have equally many and number them
@@ -454,8 +454,8 @@ int launcher_node_ranks(const Options* options, int size, Comm* comm) {
     return comm_any(comm, !is_regular) ? size : each;
 }
 
-// Returns the number of ranks of a data group on one machine with `each` ranks; the whole group if
-// it is on one machine, or if its parts on the machines are unequal.
+// Returns the number of ranks of a data group on one machine with `each` ranks. Returns the whole
+// group if it is on one machine, or if machines have unequal parts of it.
 static int launcher_data_on_a_machine_(const Grid* grid, int each) {
     const int t = grid->shape.tensor, size = grid_member(grid, GRID_DATA).size,
               here = each % t == 0 ? each / t : 1;

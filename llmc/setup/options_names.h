@@ -35,7 +35,8 @@ typedef struct {
 // ends with a row of NULL.
 const char* option_synonym(const OptionSynonym* table, const char* name, size_t length);
 
-// Returns the row of such an option, NULL if the table has none. The table ends with a row of NULL.
+// Returns the row of a removed option; NULL if the table has none. The table ends with a row of
+// NULL.
 const RemovedOption* option_removed_named(const RemovedOption* table, const char* name, size_t length);
 
 // Returns true if a value of a removed option changed nothing.

@@ -341,9 +341,8 @@ const OptionRow OPTION_TABLE[] = {
         "units", "hidden units of the MLP, or of an expert; auto: 4 x channels; with SwiGLU, which has a second "
         "matrix, 8/3 x channels, divided by --experts-used"},
     {"model",       "experts",        "",   INT_(model.experts),                  1,    1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "experts", "for mixtral, qwen3moe, olmoe, glm4moe: number of MLPs in a block, among which a router chooses "
-        "for each token; auto: 8; with --model DIR of a dense llama, mistral or qwen3, each starts as a copy of its "
-        "MLP"},
+        "experts", "for mixtral, qwen3moe, olmoe, glm4moe: MLPs in a block; a router picks some of them for each "
+        "token; auto: 8; with --model DIR of a dense llama, mistral or qwen3, each expert starts as a copy of its MLP"},
     {"model",       "experts-used",   "",   INT_(model.experts_used),             1,      16, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "experts", "experts that process a token; auto: 2"},
     {"model",       "shared-hidden",  "",   INT_(model.shared_hidden),            0,  262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
@@ -362,7 +361,7 @@ const OptionRow OPTION_TABLE[] = {
         "LETTERS", "for qwen2, qwen3: S for a layer with the window, L for one without; the letters repeat (SSSL), "
         "and the last layer is always L; without a pattern: all layers have the window"},
     {"model",       "softcap",        "",   FLOAT_(model.softcap),                0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "", "for nanochat: a logit x becomes softcap * tanh(x / softcap); 0: it stays x; auto: 15"},
+        "", "for nanochat: a logit x becomes softcap * tanh(x / softcap); 0: no cap; auto: 15"},
     {"model",       "share-layers",   "",   STRING_(model.share_layers),          0,       0, RUN_, "off",
         "off|all|pairs|loop:K", "layers that share parameters; all: every layer has the same block; pairs: two in a "
         "row share one; loop:K: K blocks, repeated"},
@@ -373,10 +372,11 @@ const OptionRow OPTION_TABLE[] = {
     {"batch",       "seq-len",        "t",  INT_(batch.seq_len),                  1, 1048576, AUTO_ | RUN_ | BOTH_ | BASIC_, "auto",
         "tokens", "length of a training sequence, at most --context"},
     {"batch",       "seq-len-schedule", "", STRING_(batch.seq_len_schedule),      0,       0, RUN_, "",
-        "STEP:TOKENS,...", "length of training sequences in up to 8 growing stages, as 0:256,1000:512,3000:1024; each divides the "
-        "last one, which is --seq-len: earlier stages cut its sequences into shorter ones"},
+        "STEP:TOKENS,...", "length of training sequences in up to 8 growing stages, as 0:256,1000:512,3000:1024; the "
+        "last one is --seq-len, a multiple of each of the others: earlier stages cut its sequences into shorter ones"},
     {"batch",       "total-batch",    "d",  COUNT_(batch.total),                  1,    1e12, AUTO_ | MINUS_1_ | RUN_ | BASIC_, "auto",
-        "tokens", "batch of one update, a multiple of seq-len; auto: batch x seq-len; more accumulates gradients"},
+        "tokens", "tokens per step, a multiple of --seq-len; auto: batch x seq-len; a larger one accumulates "
+        "gradients"},
     {"batch",       "batch-schedule", "",   STRING_(batch.schedule),              0,       0, RUN_, "",
         "STEP:TOKENS,...", "batch of one update in up to 8 growing stages, as 0:131072,2000:262144; in earlier stages "
         "the learning rate is multiplied by sqrt(batch / last batch); without it: --total-batch"},
@@ -397,19 +397,19 @@ const OptionRow OPTION_TABLE[] = {
 
     {"optimizer",   "freeze",         "",   STRING_(optimizer.freeze),            0,       0, RUN_, "",
         "LIST", "parameters that training leaves unchanged: names such as wte, '*b', ln1? or Hugging Face's "
-        "h.0.attn.c_attn, or embeddings, blocks, attention, mlp, norms; [2] or [0-5] behind a name: only in these "
+        "h.0.attn.c_attn, or embeddings, blocks, attention, mlp, norms; [2] or [0-5] after a name: only in these "
         "blocks; without it: none"},
     {"optimizer",   "optimizer",      "",   CHOICE_(optimizer.name),              0,       0, RUN_, "adamw",
         WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; adamw8bit: its state in 8 bits; adafactor: hardly any "
         "state; muon, soap: for matrices, with adamw for the rest; lion: half the state; sgd: the gradient itself; "
         "dev/doc/optimizers.md compares them"},
     {"optimizer",   "lr",             "l",  FLOAT_(optimizer.lr),                 0,      10, AUTO_ | ABOVE_ | RUN_ | BASIC_, "auto",
-        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer, more in a run of few "
-        "updates (dev/doc/training.md); a tenth of a long run's when training starts from the weights of --model; sgd: 400 times as much; "
-        "--find-lr tries rates"},
+        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per step, lower with fewer tokens, "
+        "higher in a short run (dev/doc/training.md); a tenth of a long run's rate when training starts from the "
+        "weights of --model; sgd: 400 times as high; --find-lr tries rates"},
     {"optimizer",   "find-lr",        "",   FLAG_(optimizer.find_lr),             0,       0, ONCE_, "off",
-        "off|on", "let the learning rate rise for up to 150 updates, print and draw the loss at each rate and the --lr to take, in --out also as "
-        "find_lr.svg, and exit"},
+        "off|on", "raise the learning rate for up to 150 steps, print and draw the loss at each rate, suggest a value "
+        "for --lr, and exit; with --out also write find_lr.svg"},
     {"optimizer",   "warmup",         "u",  INT_(optimizer.warmup),               0,   MANY_, AUTO_ | RUN_, "auto",
         "steps", "steps over which the learning rate rises to its peak"},
     {"optimizer",   "final-lr-frac",  "q",  FLOAT_(optimizer.final_lr_frac),      0,       1, RUN_ | NEEDS_(DECAYING), "0",
@@ -420,7 +420,7 @@ const OptionRow OPTION_TABLE[] = {
         "steps", "for wsd: number of steps at the end in which the rate falls; 0: it never falls; auto: a fifth of "
         "--steps"},
     {"optimizer",   "decay-shape",    "",   CHOICE_(optimizer.decay_shape),       0,       0, RUN_ | NEEDS_(WSD), "sqrt",
-        WORDS_CHOICE(DECAY_WORDS), "for wsd: shape of the fall: 1 - sqrt(t) or 1 - t, for t from 0 to 1"},
+        WORDS_CHOICE(DECAY_WORDS), "for wsd: the rate falls as 1 - sqrt(t), or 1 - t with linear, for t from 0 to 1"},
     {"optimizer",   "weight-decay",   "c",  FLOAT_(optimizer.weight_decay),       0,      10, AUTO_ | RUN_, "auto",
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
     {"optimizer",   "cautious-decay", "",   SWITCH_(optimizer.cautious_decay),    0,       0, RUN_ | NEEDS_(DECAY), "off",
@@ -428,10 +428,10 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",   "beta1",          "",   FLOAT_(optimizer.beta1),              0,       1, BELOW_ | RUN_ | NEEDS_(MEAN), "0.9",
         "", "decay of the running mean of the gradient"},
     {"optimizer",   "beta2",          "",   FLOAT_(optimizer.beta2),              0,       1, AUTO_ | BELOW_ | RUN_ | NEEDS_(MEAN), "auto",
-        "", "decay of the running mean of its square; auto: 0.95 per 524288 tokens, at most 0.999 per update; "
+        "", "decay of the running mean of the squared gradient; auto: 0.95 per 524288 tokens, at most 0.999 per step; "
         "lion: 0.99"},
     {"optimizer",   "eps",            "",   FLOAT_(optimizer.eps),                0,       1, ABOVE_ | RUN_ | NEEDS_(SQUARES), "1e-08",
-        "", "added to the square root of that mean"},
+        "", "added to the square root of the mean of squares, which divides the update"},
     {"optimizer",   "embedding-lr-scale", "", FLOAT_(optimizer.embedding_lr_scale), 0, MANY_, RUN_, "1",
         "", "factor of --lr for embeddings; without --own-head the token embedding is also the output layer"},
     {"optimizer",   "vector-lr-scale", "",  FLOAT_(optimizer.vector_lr_scale),    0,   MANY_, RUN_, "1",
@@ -439,7 +439,8 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",   "z-loss",         "",   FLOAT_(optimizer.z_loss),             0,       1, RUN_, "0",
         "", "weight of a loss that keeps logits small: the square of their log-sum-exp; 1e-4 is usual"},
     {"optimizer",   "router-balance", "",   FLOAT_(optimizer.router_balance),     0,       1, RUN_ | NEEDS_(EXPERTS), "0.01",
-        "", "with experts: weight of a loss that is least if all experts of a block get equally many tokens"},
+        "", "with experts: weight of the load-balancing loss, lowest when all experts of a block get equally many "
+        "tokens"},
     {"optimizer",   "router-z",       "",   FLOAT_(optimizer.router_z),           0,       1, RUN_ | NEEDS_(EXPERTS), "0.001",
         "", "with experts: like --z-loss, for the router's logits"},
     {"optimizer",   "sgd-momentum",   "",   FLOAT_(optimizer.sgd_momentum),       0,       1, BELOW_ | RUN_ | NEEDS_(SGD), "0.9",
@@ -450,19 +451,19 @@ const OptionRow OPTION_TABLE[] = {
         "CHANNELS:LAYERS", "train at the learning rate of a small model of this size, as 256:4 (muP and CompleteP): "
         "sets the initial values, rate, decay and eps of each parameter"},
     {"optimizer",   "adafactor-scale", "",  SWITCH_(optimizer.adafactor_scale),   0,       0, RUN_ | NEEDS_(ADAFACTOR), "off",
-        "off|on", "for adafactor: updates relative to the size of the parameter, with a rate of at most 1 / "
-        "sqrt(update)"},
+        "off|on", "for adafactor: make updates proportional to the RMS of the parameter, with a rate of at most 1 / "
+        "sqrt(step)"},
     {"optimizer",   "matrix-lr",      "",   FLOAT_(optimizer.matrix_lr),          0,      10, ABOVE_ | RUN_ | NEEDS_(MUON), "0.02",
         "", "for muon: peak learning rate of the blocks' matrices; everything else uses --lr"},
     {"optimizer",   "matrix-weight-decay", "", FLOAT_(optimizer.matrix_weight_decay), 0,  10, RUN_ | NEEDS_(MUON), "0.05",
         "", "for muon: weight decay of the blocks' matrices"},
     {"optimizer",   "muon-scale",     "",   CHOICE_(optimizer.muon_scale),        0,       0, RUN_ | NEEDS_(MUON), "spectral",
-        WORDS_CHOICE(MUON_SCALE_WORDS), "for muon: size of an update; spectral: by the shape of the matrix; rms: as large as AdamW's, "
-        "so that AdamW's rate and decay apply"},
+        WORDS_CHOICE(MUON_SCALE_WORDS), "for muon: how an update is scaled; spectral: by the shape of the matrix; "
+        "rms: to the size of AdamW's updates, for which AdamW's --lr and --weight-decay are right"},
     {"optimizer",   "muon-rows",      "",   SWITCH_(optimizer.muon_rows),         0,       0, RUN_ | NEEDS_(MUON), "off",
-        "off|on", "for muon: equalize the rows of an update by a running mean of their squares (NorMuon)"},
+        "off|on", "for muon: normalize each row of an update by the running mean of its squares (NorMuon)"},
     {"optimizer",   "soap-every",     "",   INT_(optimizer.soap_every),           1,   MANY_, RUN_ | NEEDS_(SOAP), "10",
-        "updates", "for soap: updates between renewals of the eigenbases"},
+        "updates", "for soap: updates between two changes of the eigenbases"},
     {"optimizer",   "soap-max-side",  "",   INT_(optimizer.soap_max_side),        0,   65536, RUN_ | NEEDS_(SOAP), "4096",
         "", "for soap: longest side of a matrix that gets an eigenbasis; 0: none does"},
     {"optimizer",   "average",        "",   STRING_(optimizer.average),           0,       0, 0, "off",
@@ -473,11 +474,11 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",   "skip-loss-z",    "sl", FLOAT_(optimizer.skip_loss_z),        0,   MANY_, RUN_, "0",
         "sigma", "skip updates whose loss is this many standard deviations above its recent mean; 0: never"},
     {"optimizer",   "skip-grad-z",    "sg", FLOAT_(optimizer.skip_grad_z),        0,   MANY_, RUN_, "0",
-        "sigma", "the same for its gradient norm; 0: never"},
+        "sigma", "the same for the gradient norm; 0: never"},
     {"optimizer",   "max-skips",      "",   INT_(optimizer.max_skips),            1, 1000000, NEEDS_(SKIPS), "10",
-        "updates", "count the run as diverged after this many updates in a row with a NaN or an infinity"},
+        "updates", "count the run as diverged after this many steps in a row with a NaN or an infinity"},
     {"optimizer",   "max-loss-rise",  "",   FLOAT_(optimizer.max_loss_rise),      0,   MANY_, 0, "0",
-        "nats", "count the run as diverged when the mean loss of 128 updates is this far above its minimum; 0: never"},
+        "nats", "count the run as diverged when the mean loss of 128 steps is this far above its minimum; 0: never"},
     {"optimizer",   "on-divergence",  "",   CHOICE_(optimizer.on_divergence),     0,       0, 0, "skip",
         WORDS_CHOICE(DIVERGENCE_WORDS), "skip: skip updates with a NaN, stop when the run has diverged; stop: stop at "
         "a NaN; rollback: when diverged, restore a checkpoint and skip the data after it"},
@@ -486,8 +487,8 @@ const OptionRow OPTION_TABLE[] = {
         "steps", "steps between validations; 0: never; auto: a tenth of the run, at most 1000, or more if validations would take more than "
         "a tenth of the work"},
     {"evaluation",  "eval-batches",   "m",  INT_(eval.batches),                   0,   MANY_, AUTO_ | NEEDS_(VALIDATION), "auto",
-        "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, "
-        "on a GPU 1,048,576, for any --batch, or fewer in a short run with --eval-every auto"},
+        "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens "
+        "(on a GPU 1,048,576) for any --batch; fewer in a short run with --eval-every auto"},
     {"evaluation",  "patience",       "",   INT_(eval.patience),                  0,   MANY_, NEEDS_(NEW_BEST), "0",
         "validations", "end the run early, as if at its last step, after this many validations in a row without a new "
         "best; 0: never"},
@@ -502,20 +503,20 @@ const OptionRow OPTION_TABLE[] = {
     {"evaluation",  "temperature",    "",   FLOAT_(samples.temperature),          0,     100, BOTH_ | NEEDS_(SAMPLES), "1",
         "", "sampling temperature; 0: always the most likely token"},
     {"evaluation",  "top-k",          "",   INT_(samples.top_k),                  0,   MANY_, BOTH_ | NEEDS_(SAMPLES), "0",
-        "tokens", "sample from the k most likely; 0: from all"},
+        "tokens", "sample from the k most likely tokens; 0: from all"},
     {"evaluation",  "top-p",          "",   FLOAT_(samples.top_p),                0,       1, ABOVE_ | BOTH_ | NEEDS_(SAMPLES), "1",
         "", "sample from the most likely tokens whose probabilities add up to this"},
     {"evaluation",  "start-token",    "",   SWITCH_(samples.start_token),         0,       0, BOTH_, "on",
-        "off|on", "put end-of-text, which starts every document, before prompts and before the text of --perplexity; "
-        "--export-gguf tells llama.cpp the same"},
+        "off|on", "put the end-of-text token, which starts every document, before prompts and before the text of "
+        "--perplexity; --export-gguf tells llama.cpp to do the same"},
 
     {"tasks",       "tasks",          "",   STRING_(tasks.files),                 0,       0, READS_(PATTERNS) | WORK_, "",
-        "FILES", "choices and continuations to evaluate the model on: JSON lines of HellaSwag or DCLM; "
+        "FILES", "multiple-choice and continuation tasks to evaluate the model on: JSON lines of HellaSwag or DCLM; "
         "with --steps 0 the program only evaluates, and needs no training data"},
     {"tasks",       "hellaswag",      "h",  SWITCH_(tasks.hellaswag),             0,       0, READS_(PATTERNS) | WORK_, "off",
         "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
     {"tasks",       "perplexity",     "",   STRING_(tasks.perplexity),            0,       0, READS_(DATA) | WORK_, "",
-        "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
+        "FILES", "text or shards on which to measure loss, perplexity and bits per byte, over all tokens"},
     {"tasks",       "stride",         "",   INT_(tasks.stride),                   1, 1048576, AUTO_ | NEEDS_(PERPLEXITY), "auto",
         "tokens", "tokens scored per --perplexity window; the rest of --seq-len is context; auto: all of them"},
     {"tasks",       "tasks-every",    "",   INT_(tasks.every),                    0,   MANY_, AUTO_ | NEEDS_(EVERY_TASKS), "auto",
@@ -528,9 +529,9 @@ const OptionRow OPTION_TABLE[] = {
     {"texts",       "interactive",    "",   FLAG_(texts.interactive),             0,       0, TEXTS_ | ONCE_ | BASIC_, "off",
         "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
     {"texts",       "chat",           "",   CHOICE_(texts.chat),                  0,       0, AUTO_ | RUN_ | BOTH_ | NEEDS_(CHATS), "auto",
-        WORDS_CHOICE(CHAT_WORDS), "with --interactive: talk in turns; each line is a message, and its answer is kept "
-        "for the next one; auto: on for a model that has learned chats (chat_template.jinja). A format, here and for "
-        "training data with chats, replaces the one of the model's template or vocabulary"},
+        WORDS_CHOICE(CHAT_WORDS), "with --interactive: hold a conversation; each line is a message, and answers are "
+        "kept as context; auto: on for a model that has learned chats (chat_template.jinja); a format such as chatml "
+        "replaces that of the model, also for training on chats"},
     {"texts",       "system",         "",   STRING_(texts.system),                0,       0, TEXTS_ | ONCE_, "",
         "TEXT", "first message of a chat, which says how to answer"},
     {"texts",       "suffix",         "",   STRING_(texts.suffix),                0,       0, TEXTS_ | ONCE_, "",
@@ -540,7 +541,7 @@ const OptionRow OPTION_TABLE[] = {
     {"texts",       "out-texts",      "",   STRING_(texts.out),                   0,       0, TEXTS_ | ONCE_ | WRITES_(ONE), "",
         "FILE", "write the texts of --prompts to this file, as JSON lines with prompt, text, tokens and stop"},
     {"texts",       "tokens",         "",   INT_(texts.tokens),                   1,   MANY_, TEXTS_ | ONCE_, "256",
-        "tokens", "maximum length of a text; it is shorter if its document ends"},
+        "tokens", "maximum length of a generated text; it ends earlier with its document"},
     {"texts",       "stop",           "",   LIST_(texts.stop),                    0,       0, TEXTS_ | ONCE_, "",
         "TEXT", "end a text before this string; may be given several times; --stop-run stops a run"},
     {"texts",       "quantize",       "",   CHOICE_(texts.quantize),              0,       0, ONCE_ | BOTH_, "off",
@@ -555,12 +556,13 @@ const OptionRow OPTION_TABLE[] = {
     {"output",      "save-minutes",   "",   FLOAT_(output.save_minutes),          0,   MANY_, NEEDS_(TIMED_SAVES), "15",
         "minutes", "minutes between the checkpoints of --save-every auto; 0: only the last step"},
     {"output",      "keep",           "nk", INT_(output.keep),                    0,   MANY_, AUTO_ | NEEDS_(OUT), "auto",
-        "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest among those saved "
-        "by --save-minutes or when a run was stopped"},
+        "checkpoints", "keep only the n newest checkpoints of the run; 0: all; auto: the 2 newest of those saved by "
+        "--save-minutes or because the run was stopped, and all others"},
     {"output",      "keep-major",     "nm", INT_(output.keep_major),              0,   MANY_, NEEDS_(OUT), "0",
         "steps", "never delete checkpoints at multiples of this; 0: no exception"},
     {"output",      "keep-best",      "",   SWITCH_(output.keep_best),            0,       0, NEEDS_(DIRECTORY), "off",
-        "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever --keep says"},
+        "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever "
+        "--keep says"},
     {"output",      "model-file-gb",  "",   FLOAT_(output.model_file_gb),         0,   MANY_, ABOVE_ | NEEDS_(OUT), "5",
         "GB", "largest file of weights in a checkpoint; a larger model is split into several, with Hugging Face's index"},
     {"output",      "resume",         "y",  STRING_(output.resume),               0,       0, ONCE_ | READS_(MODEL) | BASIC_ | WORK_, "off",
@@ -574,17 +576,18 @@ const OptionRow OPTION_TABLE[] = {
         "FILE.bin", "write the final model in llm.c's format; with --model, --steps 0 and "
         "no --out the program only converts, and needs no data"},
     {"output",      "export-dtype",   "",   CHOICE_(output.export_dtype),         0,       0, ONCE_ | NEEDS_(EXPORT_LLMC), "fp32",
-        WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
+        WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in the file of --export-llmc"},
     {"output",      "export-gguf",    "",   STRING_(output.export_gguf),          0,       0, ONCE_ | WRITES_(ONE) | BASIC_ | WORK_, "",
-        "FILE", "write the final model for llama.cpp; converts, as --export-llmc does"},
+        "FILE", "write the final model for llama.cpp (GGUF); with --model, --steps 0 and no --out the program only "
+        "converts"},
     {"output",      "export-gguf-dtype", "", CHOICE_(output.export_gguf_dtype),   0,       0, ONCE_ | NEEDS_(EXPORT_GGUF), "f16",
-        WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
+        WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in the file of --export-gguf"},
     {"output",      "tensorboard",    "",   SWITCH_(output.tensorboard),          0,       0, NEEDS_(DIRECTORY), "off",
         "off|on", "also log for TensorBoard, in the directory tensorboard in --out"},
     {"output",      "log-every",      "",   INT_(output.log_every),               1,   MANY_, AUTO_, "auto",
-        "steps", "print every n-th step on the screen and in main.log; auto: all in main.log, about a hundred on the "
-        "screen, another after half a minute of silence, and on a terminal always the last one; log.jsonl has every "
-        "step"},
+        "steps", "print every n-th step on the screen and in main.log; auto: every step in main.log; on the screen "
+        "about a hundred, one more after 30 seconds of silence, and on a terminal always the latest; log.jsonl has "
+        "every step"},
     {"output",      "quiet",          "",   SWITCH_(output.quiet),                0,       0, ONCE_, "off",
         "off|on", "print only errors, warnings, the results of tasks and the summary"},
     {"output",      "overfit",        "a",  SWITCH_(output.overfit),              0,       0, RUN_, "off",
@@ -595,47 +598,53 @@ const OptionRow OPTION_TABLE[] = {
         "function, 2 also the norms, mlp also the matmul before the activation function, 3 whole blocks; auto: 1 on a "
         "CPU, the lowest that fits into memory on a GPU"},
     {"memory, speed", "fit",          "",   FLOAT_(memory.fit),                   0,   MANY_, AUTO_ | ONCE_, "0",
-        "GiB", "fit into this much memory: try --batch and its divisors, levels of --recompute, on a GPU also "
-        "--offload-optimizer host, the fastest first; updates are identical up to rounding; auto: all free memory; 0: off"},
+        "GiB", "fit into this much memory with the fastest choice of --batch (or a divisor of it), --recompute and, "
+        "on a GPU, --offload-optimizer host; updates are identical up to rounding; auto: all free memory; 0: off"},
     {"memory, speed", "threads",      "",   INT_(memory.threads),                 0, LIMITS_MAX_THREADS, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
         "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, or else its share of this job's cores"},
     {"memory, speed", "matmul",       "",   CHOICE_(memory.matmul),               0,       0, RUN_ | BOTH_, "fp32",
         WORDS_CHOICE(MATMUL_WORDS), "precision of the inputs of matmuls and attention; bf16: rounded to bf16, with "
         "sums and everything else in fp32; fp8: in training, the matmuls of qkv and the MLP are rounded to E4M3 with "
         "a scale per row, except for the gradients of weights; auto: bf16 if this machine has fast instructions for "
-        "it; a GPU, for which only fp8 counts, needs compute capability 9.0, and otherwise multiplies in the type "
-        "that its trainer was built for"},
+        "it; on a GPU only fp8 has an effect, with compute capability 9.0: else it multiplies in the type that its "
+        "trainer was built for"},
     {"memory, speed", "logits-chunk", "",   INT_(memory.logits_chunk),            1,   MANY_, AUTO_ | GPU_, "auto",
         "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(memory.offload_optimizer), 0,       0, GPU_, "off",
-        WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned host memory, or on a disk; same bits"},
+        WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned host memory, or on a disk; results have "
+        "the same bits"},
     {"memory, speed", "offload-path", "",   STRING_(memory.offload_path),         0,       0, GPU_ | READS_(SCRATCH) | WRITES_(SCRATCH) | NEEDS_(DISK), "",
         "DIR", "directory on a fast drive, for --offload-optimizer disk; its files disappear when the run ends"},
     {"memory, speed", "offload-residuals", "", SWITCH_(memory.offload_residuals), 0,       0, GPU_, "off",
-        "off|on", "with --recompute 3: keep the residual stream between blocks in pinned host memory; same bits"},
+        "off|on", "with --recompute 3: keep the residual stream between blocks in pinned host memory; results have "
+        "the same bits"},
     {"memory, speed", "offload-params", "", SWITCH_(memory.offload_params),       0,       0, GPU_, "off",
-        "off|on", "with --zero 3: keep this rank's part of parameters and gradients in pinned host memory; same bits"},
+        "off|on", "with --zero 3: keep this rank's part of parameters and gradients in pinned host memory; results "
+        "have the same bits"},
     {"memory, speed", "update-in-backward", "", SWITCH_(memory.update_in_backward), 0,     0, RUN_, "off",
-        "off|on", "update each block as soon as its gradient is ready, then discard the gradient: memory for those of two blocks "
-        "instead of all; an update is one micro-batch, and is clipped block by block (dev/doc/memory.md)"},
+        "off|on", "update each block as soon as its gradient is ready, then discard the gradient: memory for the "
+        "gradients of two blocks instead of all; a step is then one micro-batch, and is clipped block by block "
+        "(dev/doc/memory.md)"},
     {"memory, speed", "gradients",    "",   CHOICE_(memory.gradients),            0,       0, GPU_ | RUN_, "model",
         "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
     {"memory, speed", "master-weights", "w", CHOICE_(memory.master_weights),      0,       0, GPU_ | RUN_, "on",
-        WORDS_CHOICE(MASTER_WEIGHTS_WORDS), "keep 16-bit weights as fp32 for the optimizer; 24: bf16 weights with 8 more "
-        "bits; off: stochastic rounding"},
+        WORDS_CHOICE(MASTER_WEIGHTS_WORDS), "keep an fp32 copy of 16-bit weights for the optimizer; 24: 8 more bits "
+        "for each bf16 weight; off: neither, updates are rounded stochastically"},
     {"memory, speed", "tf32",         "f",  SWITCH_(memory.tf32),                 0,       0, GPU_ | RUN_ | BOTH_ | NEEDS_(FP32), "on",
         "off|on", "compute fp32 matmuls on TF32 tensor cores, with 10-bit mantissas"},
     {"memory, speed", "attention",    "",   CHOICE_(memory.attention),            0,       0, GPU_ | RUN_ | BOTH_, "auto",
-        WORDS_CHOICE(ATTENTION_WORDS), "instructions of attention: wgmma is for 16 bits on GPUs of compute capability 9.0, and not "
-        "yet tried on one; race: whichever --autotune finds faster; auto: mma, or cuDNN where it was built in"},
+        WORDS_CHOICE(ATTENTION_WORDS), "kernels of attention; wgmma: for 16-bit types on GPUs of compute capability "
+        "9.0, not yet tried on one; race: whichever --autotune finds faster; auto: mma, or cuDNN where it was built "
+        "in"},
     {"memory, speed", "gelu-fusion",  "ge", INT_(memory.gelu_fusion),             0,       2, AUTO_ | GPU_ | BOTH_ | NEEDS_(GELU), "auto",
         "", "fuse GELU into matmuls: 0 no, 1 forward, 2 forward and backward; auto: whichever --autotune finds faster, without "
         "it 2 on cards of compute capability 9 and 10, else 0"},
     {"memory, speed", "autotune",     "",   SWITCH_(memory.autotune),             0,       0, GPU_, "on",
         "off|on", "time cuBLASLt's algorithms once per matmul shape, and keep the fastest; off in a pipeline"},
     {"memory, speed", "graph",        "",   SWITCH_(memory.graph),                0,       0, AUTO_ | GPU_ | BOTH_, "auto",
-        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, except in a pipeline, for "
-        "replicas of a model (--shard-ranks), and where layers and micro-batches are divided: no GPU has tried these"},
+        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, except in a "
+        "pipeline, with replicas of a model (--shard-ranks), and where both layers and micro-batches are divided: no "
+        "GPU has tried these"},
     {"memory, speed", "device",       "",   INT_(memory.device),                  0,    1023, AUTO_ | GPU_ | ONCE_ | BOTH_ | EACH_, "auto",
         "", "index of the GPU; auto: one for each process of a machine"},
     {"memory, speed", "gpu-report",   "lg", INT_(memory.gpu_report),              0,   MANY_, GPU_ | ONCE_ | EACH_, "0",
@@ -658,8 +667,8 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",   "context-parallel", "cp", INT_(ranks.context),                1,    1024, ONCE_, "1",
         "processes", "processes that divide the tokens of each sequence"},
     {"processes",   "expert-parallel", "ep", INT_(ranks.experts),                 1,    1024, ONCE_, "1",
-        "processes", "processes that divide the experts of each layer among themselves; they are neighbors among "
-        "those that share micro-batches"},
+        "processes", "processes that divide the experts of each layer among themselves: neighbors in the "
+        "data-parallel group"},
     {"processes",   "pipeline-parallel", "pp", INT_(ranks.pipeline),              1,    1000, ONCE_, "1",
         "stages", "stages that divide the layers among themselves"},
     {"processes",   "pipeline-layers", "",  STRING_(ranks.pipeline_layers),       0,       0, ONCE_ | NEEDS_(STAGES), "",
@@ -668,25 +677,26 @@ const OptionRow OPTION_TABLE[] = {
         "", "what processes divide among themselves: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also "
         "parameters (GPUs only); auto: 2 for several processes, 1 with --pipeline-parallel"},
     {"processes",   "shard-ranks",    "",   INT_(ranks.shards),                   1, 1048576, AUTO_ | GPU_ | ONCE_, "auto",
-        "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if machines differ"},
+        "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if "
+        "machines have unequal numbers of them"},
     {"processes",   "node-gbps",      "",   FLOAT_(ranks.node_gbps),              0,   MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
-        "GB/s", "for --plan and --fit: bandwidth within a machine, for sending while receiving as much; auto: 300 on "
-        "GPUs (NVLink 4), 10 on CPUs; dev/bench/multi_gpu.sh measures them"},
+        "GB/s", "for --plan and --fit: bandwidth within a machine, sending and receiving this much at the same time; "
+        "auto: 300 on GPUs (NVLink 4), 10 on CPUs; dev/bench/multi_gpu.sh measures both bandwidths"},
     {"processes",   "net-gbps",       "",   FLOAT_(ranks.net_gbps),               0,   MANY_, AUTO_ | ABOVE_ | ONCE_ | NEEDS_(PLANNING), "auto",
         "GB/s", "the same between machines; auto: 42 on GPUs (a card of 400 Gb/s for each), 2.5 on CPUs (25 Gb/s)"},
     {"processes",   "timeout",        "",   INT_(ranks.timeout),                  1,   MANY_, ONCE_ | EACH_, "50",
         "seconds", "abort a multi-process run after this long without progress; at least 5 times the longest step"},
 
     {"reports",     "report",         "",   STRING_(reports.report),              0,       0, ONCE_ | READS_(RUNS), "",
-        "RUNS", "write a page of plots about runs, finished or not, and exit; their directories or logs, separated by "
-        "commas"},
+        "RUNS", "write a page of plots about runs, finished or not, and exit; give their directories or logs, "
+        "separated by commas"},
     {"reports",     "out-html",       "",   STRING_(reports.out_html),            0,       0, ONCE_ | WRITES_(ONE), "",
         "FILE", "file for the page of --report; without it: report.html in the first run's directory"},
     {"reports",     "compare",        "",   STRING_(reports.compare),             0,       0, ONCE_ | READS_(RUNS), "",
         "RUNS", "print the results of runs side by side, and exit"},
     {"reports",     "follow",         "",   STRING_(reports.follow),              0,       0, ONCE_ | READS_(RUNS), "",
-        "DIR", "show the run with this --out: loss curve, last update and sample, until you press q; not on a "
-        "terminal: a line for each event, until the run ends"},
+        "DIR", "show the run with this --out: loss curve, last step and sample, until you press q; not on a terminal: "
+        "a line for each event, until the run ends"},
     {"reports",     "stop-run",       "",   STRING_(reports.stop_run),            0,       0, ONCE_ | READS_(RUNS) | WRITES_(RUNS), "",
         "DIR", "ask the run with this --out to save and end, wait until it has, and exit; also works from another "
         "machine that shares the directory"},
@@ -725,9 +735,9 @@ const OptionRow OPTION_TABLE[] = {
     "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
     "  --report out/books                                                  a page of plots\n"                \
     "  --follow out/books                                                  watch a run that continues\n"     \
-    "Step lines show the mean loss of the update in nats per token, the gradient norm before clipping,\n"    \
-    "for both the distance from the mean of 128 updates in standard deviations (z), and MFU, the share\n"    \
-    "of this machine's peak FLOP/s that the model uses.\n"                                                   \
+    "Step lines show the mean loss in nats per token and the gradient norm before clipping, each with its\n" \
+    "distance from the mean of the last 128 steps in standard deviations (z), and MFU, the share of this\n"  \
+    "machine's peak FLOP/s that the model uses.\n"                                                           \
     "SIGTERM and SIGINT save and stop; SIGUSR1 saves; SIGUSR2 saves and stops, for mpirun, which forwards\n" \
     "it to all processes but kills them two seconds after SIGTERM.\n"
 

@@ -47,8 +47,8 @@ int option_is_digits(const char* text);
 #include "llmc/base/check.h"
 #include "llmc/base/number_text.h"
 
-// Returns the start of word number `index` of "zero|one|two" and sets *length to its length; NULL
-// if the list is shorter.
+// Returns the start of word `index` of "zero|one|two" and sets *length to its length; NULL if the
+// list is shorter.
 static const char* option_word_(const char* words, int index, size_t* length) {
     for (; index > 0 && words; index--) {
         words = strchr(words, '|');
@@ -147,8 +147,8 @@ int option_is_digits(const char* text) {
 }
 
 // Reads the number of an INT, COUNT or FLOAT row. Returns 0 if it is illegal or no number in
-// decimal digits: blanks, hexadecimal, nan and inf are refused. A float is judged after rounding,
-// as it will be stored.
+// decimal digits: blanks, hexadecimal, nan and inf are refused. The bounds are compared with the
+// rounded float that will be stored.
 static int option_read_number_(const OptionRow* row, const char* text, double* value) {
     const char* legal = row->type == OPTION_FLOAT ? "0123456789+-.eE" : "0123456789-";
     char* end;

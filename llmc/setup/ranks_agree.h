@@ -20,8 +20,8 @@ extern "C" {
 // Compares the program's file, and results of the mathematics library.
 void ranks_agree_on_program(Comm* comm);
 
-// Compares all options as they were given, except those that each rank may have for itself. They
-// decide which messages follow.
+// Compares all options as given, except those that each rank may choose. Call it before others that
+// are collective: the options decide which of them follow.
 void ranks_agree_on_command(Comm* comm, const Options* options);
 
 // Compares the decided options, the sizes of the model, and the training and validation data; after

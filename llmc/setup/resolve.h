@@ -60,21 +60,22 @@ typedef struct {
     ModelConfig teacher;      // its sizes
 } SettleInput;
 
-// Returns the settings with every option decided that does not depend on the memory of the device.
+// Returns the settings, with every option decided that does not depend on the memory of the device.
 // Opens the tokenizer and the data, because other options depend on their sizes. With --plan and
 // --print-config the data may stay unknown; then values that depend on the number of steps stay
 // "auto".
 Settled settle(RunData* data, const Options* options, const SettleInput* input);
 
-// Returns the settings of the teacher: a model of the same micro-batches that only evaluates, with
-// the same parts and chunks, in the last stage. Its algorithms are not timed, so that a resumed
-// run has the same ones. No activation of its blocks is kept.
+// Returns the settings of the teacher: a model that only evaluates the same micro-batches, with the
+// same parts and chunks, in the last stage. Its matmul algorithms are not timed, so that a resumed
+// run has the same ones. Its blocks keep no activations.
 Settled setup_teacher(const Settled* s);
 
 // Returns the settings of a run for --find-lr: it only trains, and writes nothing.
 Settled setup_sweep(const Settled* s);
 
-// Return the schedule of the learning rate; the rate of a step, which also depends on its batch.
+// Return the schedule of the learning rate; and the rate of a step, which also depends on its
+// batch.
 ScheduleSettings setup_schedule(const Options* options);
 float setup_lr(const Options* options, int64_t step);
 
@@ -82,7 +83,7 @@ float setup_lr(const Options* options, int64_t step);
 // decided.
 float setup_auto_lr(const Options* options);
 
-// Returns the same for a long run.
+// Returns the rate that --lr auto chooses for a long run.
 double setup_long_lr(const Options* options);
 
 // Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
@@ -91,8 +92,8 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
 // Returns the work of all validations as a share of the work of training, in a run that has both.
 double setup_validation_share(const Settled* s, const RunData* data);
 
-// Returns true if a validation precedes the first step: not if nobody asked for it and it would
-// take long on a CPU. `flops` are per token, forward and backward.
+// Returns true if a validation precedes the first step. It does not if nobody asked for it and it
+// would take long on a CPU. `flops` are per token, forward and backward.
 int setup_validates_first(const Options* options, double flops, int64_t sequences);
 
 // Returns true if the command line asks for samples; then a finished run also makes them.
@@ -153,8 +154,8 @@ static int settle_auto_batch_(const Options* o) {
     return batch;
 }
 
-// Divides the micro-batch so that as many ranks as possible have one. A validation keeps its
-// sequences.
+// Divides the micro-batch so that as many ranks as possible have one. A validation keeps its number
+// of sequences.
 static void settle_share_batch_(Options* o, int ranks) {
     const int64_t sequences = o->batch.total / o->batch.seq_len, share = (sequences + ranks - 1) / ranks;
     const int whole = o->batch.size;
@@ -261,8 +262,8 @@ static void settle_sizes_(Settled* s) {
     }
 }
 
-// Decides how documents become rows: documents with answers stay whole, and do not see each other.
-// Learned positions are trained from the start of a row on, where a chat will start later.
+// Decides how documents become rows. Documents with answers stay whole, and do not see each other.
+// If positions are learned, each starts a row, because a chat will start at position 0 later.
 static void settle_packing_(Settled* s, RunData* data) {
     Options* o = &s->options;
     const int are_answers = s->use != USE_GENERATE && run_data_find_answers(data, o) != ANSWERS_NONE;
@@ -283,9 +284,9 @@ static int64_t settle_only_at_end_(int64_t steps) {
 }
 
 // Returns the rate of --lr auto for a run of this many updates; 0: a long one. With --mup it is the
-// small model's. A model that is already trained gets a tenth of a long run's: its weights are
-// already close. SGD divides by nothing: with a gradient clipped to norm 1 it needs 400 times
-// AdamW's rate.
+// small model's. A model that is already trained gets a tenth of a long run's rate, since its
+// weights are close. SGD does not divide by the gradient's size: with a gradient clipped to norm 1
+// it needs 400 times AdamW's rate.
 static double settle_lr_(const Options* o, int64_t updates) {
     const int has_weights = o->model.path[0] && !options_model_size(o);
     Mup mup;
@@ -299,7 +300,7 @@ float setup_auto_lr(const Options* options) { return (float)settle_lr_(options, 
 
 double setup_long_lr(const Options* options) { return settle_lr_(options, 0); }
 
-// Returns beta2, such that the mean of squares spans the same number of tokens for every batch size
+// Returns the beta2 whose mean of squares spans the same number of tokens for every batch size
 // (Marek et al., "Small batch size training for language models", 2025): GPT-3's 0.95 for its batch
 // of half a million tokens, more for smaller batches. The limit of 0.999 spans a thousand updates,
 // fewer than a run has.
@@ -309,7 +310,7 @@ static float settle_beta2_(int64_t total_batch) {
 }
 
 // Returns the work of validating this many sequences of all sets, as a share of the work of
-// training. The average's validation counts as a second one.
+// training. Validating the average too doubles it.
 static double settle_validation_share_(const Settled* s, double sequences) {
     const Options* o = &s->options;
     const Stages batches = settled_batches(o);
@@ -325,8 +326,8 @@ double setup_validation_share(const Settled* s, const RunData* data) {
            settle_validation_share_(s, (double)run_data_all_eval_sequences(data, o));
 }
 
-// Shortens the validations if two of them would be too much work for the run: to as many sequences
-// as a whole number of steps, so that they do not depend on --batch.
+// Shortens validations if two of them would be too much work for the run. They then have as many
+// sequences as a whole number of steps, so that they do not depend on --batch.
 static void settle_eval_batches_(Settled* s, const RunData* data) {
     Options* o = &s->options;
     const double usual = (double)run_data_eval_sequences(o, UINT64_MAX), sets = data->num_val_sets,
@@ -340,8 +341,8 @@ static void settle_eval_batches_(Settled* s, const RunData* data) {
     }
 }
 
-// Decides how often a run validates: ten times, and at least every 1000 steps; or as often as costs
-// a tenth of the work of training, counting the validation before the first step.
+// Decides how often a run validates: ten times, and at least every 1000 steps; but at most so often
+// that it costs a tenth of the work of training, including the validation before the first step.
 static void settle_validations_(Settled* s, const RunData* data) {
     Options* o = &s->options;
     const int64_t tenth = o->batch.steps / 10, usual = tenth < 1 ? 1 : tenth > 1000 ? 1000 : tenth;
@@ -383,7 +384,7 @@ int setup_asks_for_samples(const Options* options) {
 }
 
 // Decides the options of a run that only evaluates or converts: no optimizer, no checkpoints, and
-// no validations or samples that nobody asked for.
+// only the validations and samples that were asked for.
 static void settle_evaluation_(Options* options) {
     if (strcmp(options->output.resume, "off") != 0 && strcmp(options->output.resume, "0") != 0) {
         die_usage(
@@ -409,9 +410,9 @@ static void settle_evaluation_(Options* options) {
     }
 }
 
-// Decides the learning rate, which stays "auto" while the number of steps does, and by the
-// optimizer the weight decay and beta2. The usual decay times SGD's rate would be far too much.
-// Lion's beta2 is its authors'.
+// Decides the learning rate, which stays "auto" as long as the number of steps does; and the weight
+// decay and beta2, which depend on the optimizer. SGD's rate is so high that the usual decay
+// would be far too much. Lion's beta2 is its authors'.
 static void settle_update_(Options* options) {
     if (options->optimizer.lr == OPTION_AUTO && options->batch.steps != OPTION_AUTO) {
         options->optimizer.lr = setup_auto_lr(options);
@@ -425,7 +426,8 @@ static void settle_update_(Options* options) {
     }
 }
 
-// Resets a decay, which only wsd has: one from a recipe or a checkpoint belongs to its schedule.
+// Resets the decay of other schedules than wsd: one from a recipe or a checkpoint belonged to its
+// own schedule.
 static void settle_decay_(Options* o) {
     if (o->optimizer.schedule != SCHEDULE_WSD) {
         o->optimizer.decay_steps = OPTION_AUTO;
@@ -473,8 +475,8 @@ static void settle_training_(Settled* s, const RunData* data) {
 // Returns where notes go: not into the settings of --print-config.
 static FILE* settle_notes_(const Options* options) { return options->print_config ? stderr : stdout; }
 
-// Returns true if the run only converts a model: then bf16 matmuls would only cost a copy of the
-// weights.
+// Returns true if the run only converts a model: then bf16 matmuls would only cost memory for a
+// copy of the weights.
 static int settle_only_converts_(const Settled* s) {
     const Options* o = &s->options;
     return s->use == USE_EVALUATE && !options_has_tasks(o) && !run_data_is_asked_for(o) &&
@@ -493,8 +495,9 @@ static void settle_matmul_fp8_(const Settled* s) {
     }
 }
 
-// Refuses another type on a GPU, where everything has the type that the trainer was built for. The
-// default may be given, as --print-config prints it, and a run of the CPU trainer may have one.
+// On a GPU, refuses types other than fp8: everything has the type that the trainer was built for.
+// The default may be given, as --print-config prints it. A resumed run of the CPU trainer may have
+// another type.
 static void settle_matmul_type_(Settled* s) {
     Options* o = &s->options;
     const int by_default = MATMUL_FP32;
@@ -563,7 +566,7 @@ static ModelUse settle_use_(const Options* o) {
     return o->generates ? USE_GENERATE : only_evaluates ? USE_EVALUATE : USE_TRAIN;
 }
 
-// Decides what follows from a model's tokens before its data are open: the run uses the tokenizer
+// Decides what follows from a model's tokens before the data are open. The run uses the tokenizer
 // in the model's directory, unless a checkpoint's options name one.
 static void settle_tokenizer_(Settled* s, RunData* data, const SettleInput* input) {
     const char** tokenizer = &s->options.data.tokenizer;
@@ -682,7 +685,7 @@ int setup_validates_first(const Options* options, double flops, int64_t sequence
 
 // ---- the optimizer ----
 
-// An automatic decay follows --steps, also where a resumed run is longer.
+// An automatic decay follows --steps, even if a resumed run is longer.
 ScheduleSettings setup_schedule(const Options* options) {
     const int is_auto = options->optimizer.decay_steps == OPTION_AUTO;
     const ScheduleSettings schedule = {

@@ -38,14 +38,14 @@ enum {
 // A set of validations. Losses of sets with other checksums are not comparable.
 typedef struct {
     const char* name; // "": the only one, without a name
-    // of its files, of the choice of sequences that a validation reads, and of their packing
+    // of its files, of which sequences a validation reads, and of their packing
     uint64_t checksum;
 } ValidationSet;
 
 // ---- files ----
 
-// Finds out whether the training data have answers, and the marks of their chats; before
-// run_data_open.
+// Finds out whether the training data have answers, and with which marks the chats are written.
+// Call it before run_data_open.
 Answers run_data_find_answers(RunData* data, const Options* options);
 
 // Opens the data, and returns the steps of the run: --steps, or the length of --epochs or one
@@ -53,8 +53,8 @@ Answers run_data_find_answers(RunData* data, const Options* options);
 // "auto".
 int64_t run_data_open(RunData* data, const Options* options);
 
-// Sets the place that the schedule of the training data counts from, and the first sequences of its
-// lines, but not the order (mixture_continue).
+// Sets the position that the schedule of the training data counts from, and the first sequence of
+// each of its lines, but not the order (mixture_continue).
 void run_data_place(RunData* data, const Options* options, DataPlace from);
 
 // Opens text or shards as tokens of the run, after run_data_open. `data` and `list` must outlive
@@ -73,8 +73,8 @@ static inline const DataSources* run_data_val_set(const RunData* data, int set) 
 // Returns the number of sequences in the validations of all sets.
 int64_t run_data_all_eval_sequences(const RunData* data, const Options* options);
 
-// Sets sets (SOURCES_MAX) to the validation sets, and returns their number. The names are the
-// data's.
+// Sets `sets` (SOURCES_MAX) to the validation sets, and returns their number. The names belong to
+// `data`.
 int run_data_list_sets(ValidationSet* sets, const RunData* data, const Options* options);
 
 // Opens the loaders of the training data and of each validation set, and prints what they will
@@ -154,8 +154,8 @@ Answers run_data_find_answers(RunData* data, const Options* options) {
     return data->answers;
 }
 
-// Returns this number of tokens, up to a limit, and one more as the last target. Users may ask for
-// anything, so the number may overflow any integer.
+// Returns this number of tokens, up to a limit, plus one for the last target. Users may ask for any
+// number, so it may overflow an integer.
 static size_t run_data_stories_tokens_(double tokens) {
     const int64_t max = RUN_DATA_STORIES_MAX_TOKENS;
     return (size_t)(tokens < (double)max ? (int64_t)tokens : max) + 1;
@@ -188,7 +188,7 @@ static void run_data_stories_(RunData* data, const Options* options, int64_t ste
 
 // ---- the mixture ----
 
-// Returns the sequence in which a step starts, at the batches of the options after `from`.
+// Returns the sequence in which a step starts, with the options' batches after `from`.
 static int64_t run_data_step_(const Options* options, DataPlace from, int64_t step) {
     const Stages batches = settled_batches(options);
     const double sequences =
@@ -336,7 +336,7 @@ static int run_data_files_(RunData* data, const Options* options) {
     }
     const size_t files =
         run_data_count_files_(options->data.train) + run_data_count_files_(options->data.val);
-    // Bytes cannot be mapped if the text is split, compressed, in fields or in too many files.
+    // Text cannot be mapped as bytes if it is split, compressed, in fields or in too many files.
     if (data->kind == DATA_TEXT) {
         data->is_encoded = options->data.separator[0] || files > RUN_DATA_MAPPED_FILES ||
                            !encoded_text_is_plain(options->data.train) ||
@@ -392,8 +392,8 @@ static void run_data_rows_(RunData* data, const Options* options) {
     run_data_open_sets_(data, options);
 }
 
-// Refuses --epochs for endless data, or together with --steps, and a schedule without --steps: with
-// other weights, an epoch has another length.
+// Refuses --epochs for endless data, or together with --steps. Refuses a schedule without --steps:
+// the length of an epoch depends on the weights.
 static void run_data_check_epochs_(const RunData* data, const Options* options) {
     if (options->data.schedule[0] && (options->batch.epochs > 0 || options->batch.steps == OPTION_AUTO)) {
         die_usage("--data-schedule %s needs --steps: an epoch has no fixed length", options->data.schedule);
@@ -428,8 +428,7 @@ static void run_data_fim_(RunData* data, const Options* options) {
     }
 }
 
-// Returns the number of steps in --epochs, or in one epoch. A step that would not be whole is left
-// out.
+// Returns the number of steps in --epochs, or in one epoch. An incomplete last step is left out.
 static int64_t run_data_steps_(const Options* options, const Stages* batches, double epoch_tokens) {
     const double epochs = options->batch.epochs > 0 ? (double)options->batch.epochs : 1,
                  steps = stages_steps(batches, epochs * epoch_tokens);
@@ -451,8 +450,8 @@ static int64_t run_data_epochs_(RunData* data, const Options* options, int64_t s
     return steps;
 }
 
-// Warns if the vocabulary is GPT-2's by default and seems far too large. Shards do not state
-// theirs.
+// Warns if the vocabulary is GPT-2's by default and seems far too large. Shards do not state their
+// vocabulary.
 static void run_data_check_vocabulary_(const RunData* data, const Options* options) {
     const int is_default = data->kind == DATA_SHARDS && !data->has_tokenizer &&
                            options->model.vocab_size == GPT2_VOCAB && !options_given(options, "vocab-size") &&
@@ -585,7 +584,7 @@ static void run_data_open_validation_(Dataloader* val, const DataSources* set, c
     dataloader_open(val, set, in_order);
 }
 
-// Prints the share of a step that is empty: rows of micro-batches without a sequence.
+// Prints which share of a step is empty: rows of micro-batches without a sequence.
 static void run_data_print_batches_(const Settled* s) {
     const int64_t n = s->ranks.grid.shape.data,
                   rows = (s->micro_batches + n - 1) / n * n * s->options.batch.size;

@@ -69,15 +69,15 @@ static inline int run_data_is_asked_for(const Options* options) {
 // run_data_open opens the data once V and T are known.
 void run_data_open_tokenizer(RunData* data, const Settled* s, const char* model_path);
 
-// Returns true if a model's vocabulary fits a tokenizer: the same size, or that rounded up to a
-// multiple of 64 or 128.
+// Returns true if a model's vocabulary fits a tokenizer: it has the same size, or that size rounded
+// up to a multiple of 64 or 128.
 static inline int run_data_fits(int model_V, int V) {
     return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
 }
 
 // Compares the tokenizer of the run with the model's own, which stays open if the run's extends it.
-// Ends the program if their tokens differ, unless --vocab-size is given. In that case a tokenizer
-// that fits is not compared: it may replace files that cannot be read.
+// Ends the program if their tokens differ. With --vocab-size, a tokenizer of a fitting size is not
+// compared: it may replace files that cannot be read.
 void run_data_open_own_tokenizer(RunData* data, const Options* options, const char* model_path, int model_V);
 
 // Ends the program if the files of another model have a tokenizer with other tokens than the run's.
@@ -113,8 +113,8 @@ typedef struct {
 int run_data_try_prompt(PromptIds* prompt, const RunData* data, const Options* options, int V,
                         const char* text, size_t bytes, char* error);
 
-// Returns the bytes of text that the targets stand for. End-of-text and -1 have none. Returns 0
-// without a tokenizer.
+// Returns the bytes of the text of the targets. End-of-text and -1 have none. Returns 0 without a
+// tokenizer.
 double run_data_target_bytes(const RunData* data, const int* targets, size_t count);
 
 // True if the run learns chats whose format it knows.
@@ -248,7 +248,7 @@ static void run_data_no_data_(RunData* data, const Options* options) {
     }
 }
 
-// Opens the data of a run without --train-data: the built-in stories, or none for a model with
+// Opens the data of a run without --train-data: the built-in stories, or no data for a model with
 // other tokens.
 static void run_data_no_files_(RunData* data, const Settled* s) {
     const Options* options = &s->options;
@@ -323,7 +323,7 @@ void run_data_open_tokenizer(RunData* data, const Settled* s, const char* model_
     }
 }
 
-// Ends the program: the tokenizer of the run is another than the model's own.
+// Ends the program: the run's tokenizer differs from the model's own.
 static void run_data_refuse_tokenizer_(const RunData* data, const Options* options, const char* model_path,
                                        int model_V) {
     const Tokenizer *own = &data->own_tokenizer, *other = &data->tokenizer;

@@ -83,7 +83,7 @@ static ModelConfig settle_unnamed_(const Options* o, int V) {
     return model_preset_config(&sizes, V);
 }
 
-// Refuses layers with different windows in an architecture that has the same in all.
+// Refuses layers with different windows in an architecture in which all have the same one.
 static void settle_check_same_windows_(ModelConfig dense, Arch arch) {
     for (int l = 1; l < dense.L; l++) {
         if (model_window(dense, l) != model_window(dense, 0)) {
@@ -181,7 +181,7 @@ static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path
 }
 
 // Returns the default number of hidden units: 4 C, or with a gate 8/3 C, which has as many weights.
-// The experts that a token takes share them. Rounded up to a multiple of 64.
+// The experts that process a token share these units. Rounded up to a multiple of 64.
 static int settle_hidden_(ModelConfig cfg) {
     const int used = cfg.E_used > 0 ? cfg.E_used : 1;
     return cfg.F > 0 || model_gates(cfg) == 1 ? model_hidden(cfg) : (8 * cfg.C / 3 / used + 63) / 64 * 64;
@@ -280,7 +280,7 @@ static void settle_check_sizes_(ModelConfig cfg) {
     }
 }
 
-// Marks options that this architecture leaves no choice. A resumed run has their values from its
+// Marks options whose value the architecture fixes. A resumed run has their values from its
 // checkpoint, where they are not "auto".
 static void settle_mark_fixed_(Options* o, Arch arch) {
     const Architecture* kinds = model_architecture(arch);

@@ -186,8 +186,8 @@ static inline int settled_rank_length(const Settled* s) {
     return s->options.batch.seq_len / s->ranks.grid.shape.context;
 }
 
-// Returns the most tokens of a pass: a micro-batch; in a run that generates, a prompt or one token
-// of each sequence.
+// Returns the most tokens of a pass: those of a micro-batch; in a run that generates, a prompt's or
+// one for each sequence.
 static inline size_t settled_pass_tokens(const Settled* s) {
     const int B = s->options.batch.size, T = settled_rank_length(s);
     return s->use == USE_GENERATE ? (size_t)(B > T ? B : T) : (size_t)B * (size_t)T;
@@ -268,7 +268,7 @@ static inline Distill settled_distill(const Settled* s) {
 // ---- other ways to run the same steps ----
 
 // Returns the settings with a micro-batch `parts` times smaller, another level of recomputation and
-// another place for the optimizer's state. A validation keeps its sequences.
+// another place for the optimizer's state. A validation keeps its number of sequences.
 static inline Settled settled_with(const Settled* s, int parts, int recompute, int offload_optimizer) {
     Settled other = *s;
     options_divide_batch(&other.options, parts);
