@@ -213,9 +213,10 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
-    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
-    open_parameters(model, s);
     map_open(&model->map, &model->memory, MEMORY_DEVICE, &of, grid_rank(&s->ranks.grid));
+    optimizer_state_open(&model->state, s->optimizer, &model->map);
+    state_open_places(&model->state, &s->zero);
+    open_parameters(model, s);
     open_positions(model, s);
     if (s->use != USE_GENERATE) {
         open_gradients(model, s);

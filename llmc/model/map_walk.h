@@ -164,6 +164,7 @@ typedef struct {
     int buckets, shards;
     size_t largest_gradient; // of a bucket: elements, all copies
     size_t updated;          // elements of OWNED in trained buckets, the first ones
+    int first_block;         // the lowest block of parameters that has a trained bucket
 } MapTotals;
 
 // Called for a bucket, with NULL and before its shards are counted, and then for each of its
@@ -603,6 +604,7 @@ MapTotals map_totals(const MapOf* of, int rank) {
     totals.updated = w.at[MAP_OWNED];
     totals.elements[MAP_OWNED] = w.at_frozen;
     memcpy(totals.slots, w.slots, sizeof(w.slots));
+    totals.first_block = w.first_block;
     totals.buckets = w.num_buckets;
     totals.shards = w.num_shards;
     return totals;

@@ -30,7 +30,7 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/optim/average.h"
-#include "llmc/model/map_walk.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/model/part.h"
 #include "llmc/optim/matrices.h"
@@ -225,8 +225,15 @@ static inline size_t state_blocks_begin(const StateSlot* slot) {
 // starts aligned.
 size_t state_slot_room(const StateSlot* slot);
 
-// Places all slots in one allocation of s->bytes.
-void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg);
+// Sets the rules and slots of each row, without places: what follows from a model alone.
+void optimizer_layout(OptimizerState* s, Optimizer optimizer, ModelConfig cfg);
+
+// Places the state of what a rank has in one allocation of s->bytes. The map may be one of a dry
+// run; it must outlive the state.
+void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const Map* map);
+
+// Sets the old places: StateSpan, and once, block, first and begin of each slot.
+void state_open_places(OptimizerState* s, const ZeroPlan* zero);
 
 // Takes the block for all state, on the device; each slot is a kind.
 void optimizer_state_take(OptimizerState* s, Memory* memory);
@@ -246,8 +253,7 @@ static inline double state_moved_bytes(const StateSlot* slot) {
 // Returns the bytes that an update moves if it reads everything once: it reads gradients, slots,
 // and parameters without master weights; it writes slots and parameters. The last two arguments are
 // bytes of an element.
-double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
-                       size_t gradient_bytes);
+double optimizer_bytes(const OptimizerState* s, size_t param_bytes, size_t gradient_bytes);
 
 // ---- places ----
 
@@ -596,16 +602,14 @@ size_t state_group_begin(const OptimizerState* s, int slot, int g) {
 size_t state_matrix_begin(const OptimizerState* s, int slot, OwnedMatrix x) {
     const int g = state_matrix_group(s, x);
     const size_t copy = (size_t)(x.copy - x.of->first_copy), count = (size_t)x.of->count;
-    size_t begin = state_group_begin(s, slot, g);
-    for (const Matrices* m = s->matrices; m < x.of; m++) {
-        begin += state_matrices_before_(s, slot, m, state_copies_before_(s, m, g + 1)) -
-                 state_matrices_before_(s, slot, m, state_copies_before_(s, m, g));
+    size_t begin =
+        (matrices_owned(x.of, copy * count + (size_t)x.number) - matrices_owned(x.of, copy * count)) *
+        state_matrix_elements(s, slot, x.of);
+    for (const Matrices* m = s->matrices; m < s->matrices + s->num_matrices; m++) {
+        const size_t copies = m == x.of ? copy : state_copies_before_(s, m, g + (m < x.of));
+        begin += state_matrices_before_(s, slot, m, copies);
     }
-    begin += state_matrices_before_(s, slot, x.of, copy) -
-             state_matrices_before_(s, slot, x.of, state_copies_before_(s, x.of, g));
-    return begin +
-           (matrices_owned(x.of, copy * count + (size_t)x.number) - matrices_owned(x.of, copy * count)) *
-               state_matrix_elements(s, slot, x.of);
+    return begin;
 }
 
 void* state_matrix(const OptimizerState* s, int slot, OwnedMatrix x) {
@@ -621,28 +625,40 @@ size_t state_slot_room(const StateSlot* slot) {
     return (slot->bytes + align - 1) / align * align;
 }
 
-// Places the rows in the array of a slot of moments; returns its elements.
-static size_t state_place_rows_(OptimizerState* s, int slot, const ZeroPlan* zero) {
-    StateSlot* to = &s->slots[slot];
-    to->first = zero->first_block;
+void state_open_places(OptimizerState* s, const ZeroPlan* zero) {
+    zero_parameter_rows(s->rows, zero, s->cfg, 1);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
-        to->begin[i] = *of_group;
-        *of_group += state_kept_elements_(s, slot, i);
+        s->span[i] = state_span_(s, zero, i);
     }
-    return state_group_begin(s, slot, zero->groups);
+    for (int slot = 0; slot < STATE_MASTER; slot++) {
+        StateSlot* to = &s->slots[slot];
+        to->first = zero->first_block;
+        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+            size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
+            to->begin[i] = *of_group;
+            *of_group += state_kept_elements_(s, slot, i);
+        }
+    }
+}
+
+// Returns the elements of a slot that this rank has.
+static size_t state_elements_(const OptimizerState* s, int slot) {
+    const MapTotals* totals = &s->map->totals;
+    if (slot >= STATE_MASTER) {
+        return slot == state_master_slot(s->optimizer.master) ? totals->elements[MAP_OWNED] : 0;
+    }
+    size_t elements = totals->slots[slot];
+    for (const Matrices* m = s->matrices; m < s->matrices + s->num_matrices; m++) {
+        elements += state_matrices_before_(s, slot, m, (size_t)m->copies);
+    }
+    return elements;
 }
 
 // Places the array of a slot at `at`; returns its end.
-static size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zero, size_t at) {
+static size_t state_place_slot_(OptimizerState* s, int slot, size_t at) {
     StateSlot* to = &s->slots[slot];
-    size_t elements = 0;
-    if (slot < STATE_MASTER) {
-        elements = state_place_rows_(s, slot, zero);
-    } else if (slot == state_master_slot(s->optimizer.master)) {
-        elements = zero_count(zero, ZERO_OWNED);
-        to->frozen = elements - zero_count(zero, ZERO_UPDATED);
-    }
+    const size_t elements = state_elements_(s, slot);
+    to->frozen = slot >= STATE_MASTER && elements > 0 ? elements - s->map->totals.updated : 0;
     to->offset_bytes = at;
     to->bytes = array_bytes(elements, to->element_bytes);
     return at + state_slot_room(to);
@@ -664,13 +680,12 @@ uint64_t state_word(const OptimizerState* s, int row, int copy) {
     return ((uint64_t)rank << STATE_WORD_RANK) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
 }
 
-void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {
+void optimizer_layout(OptimizerState* s, Optimizer optimizer, ModelConfig cfg) {
     unsigned matrices = 0, tensors = 0;
     memset(s, 0, sizeof(*s));
-    optimizer.frozen |= zero->frozen; // also what only this rank leaves to others
     s->optimizer = optimizer;
     s->cfg = cfg;
-    zero_parameter_rows(s->rows, zero, cfg, 1);
+    model_parameter_rows_of(s->rows, cfg, 1);
     model_parameter_rows_of(s->whole, model_of_part(cfg), 1);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         s->slots[slot] = state_slot_of(slot);
@@ -680,13 +695,20 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
         s->rule[i] = is_still ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->factors[i] = state_factors_(optimizer, cfg, &s->rows[i]);
         s->slots_of[i] = state_slots_(optimizer, s->rule[i]) & ~state_too_long_(s, i);
-        s->span[i] = state_span_(s, zero, i);
         matrices |= (unsigned)(s->rule[i] == RULE_MUON || s->rule[i] == RULE_SOAP) << i;
         tensors |= (unsigned)(s->rule[i] == RULE_FACTORED || s->rule[i] == RULE_FULL) << i;
     }
-    s->num_matrices = matrices_open(s->matrices, zero, cfg, s->rows, s->whole, matrices, tensors);
+    s->num_matrices = matrices_open(s->matrices, cfg, s->rows, s->whole, matrices, tensors);
+}
+
+void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const Map* map) {
+    const Freeze own = freeze_of_part(&map->of.freeze, map->cfg);
+    optimizer.frozen |= own.rows; // also what only this rank leaves to others
+    optimizer_layout(s, optimizer, map->cfg);
+    s->map = map;
+    matrices_divide(s->matrices, s->num_matrices, map);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        s->bytes = state_place_slot_(s, slot, zero, s->bytes);
+        s->bytes = state_place_slot_(s, slot, s->bytes);
         s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
     }
 }
@@ -695,10 +717,9 @@ _Static_assert((int)STATE_MASTER == (int)MAP_SLOTS && (int)ADAMW8BIT_BLOCK == (i
                "slots of the map");
 
 void optimizer_set_map(MapOf* of, Optimizer optimizer) {
-    const ZeroPlan zero = zero_plan(of->whole, 0, 0, 1);
     OptimizerState s;
     optimizer.frozen |= of->freeze.rows;
-    optimizer_state_open(&s, optimizer, &zero, of->whole);
+    optimizer_layout(&s, optimizer, of->whole);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int slot = 0; slot < MAP_SLOTS; slot++) {
             of->shapes[slot] = s.slots[slot].shape;
@@ -716,9 +737,8 @@ void optimizer_state_take(OptimizerState* s, Memory* memory) {
 
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {
     OptimizerState s;
-    const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     double bytes = 0;
-    optimizer_state_open(&s, optimizer, &whole, cfg);
+    optimizer_layout(&s, optimizer, cfg);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         for (int i = 0; i < MODEL_PARAMETER_ROWS && s.slots[slot].name; i++) {
             const size_t layer = model_rows_in_files(&s.rows[i], cfg) * s.rows[i].cols;
@@ -729,10 +749,9 @@ double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {
     return bytes;
 }
 
-double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
-                       size_t gradient_bytes) {
+double optimizer_bytes(const OptimizerState* s, size_t param_bytes, size_t gradient_bytes) {
     const size_t read = s->optimizer.master == MASTER_FP32 ? 0 : param_bytes;
-    double bytes = (double)zero_count(zero, ZERO_UPDATED) * (double)(gradient_bytes + read + param_bytes);
+    double bytes = (double)s->map->totals.updated * (double)(gradient_bytes + read + param_bytes);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         bytes += 2 * state_moved_bytes(&s->slots[slot]);
     }
