@@ -155,9 +155,8 @@ static void open_gradients(Model* model, const Settled* s) {
     for (int l = 0; l < model->cfg.L && model->gradients; l++) {
         model->gradients[l] = map_bind(&model->map, MAP_GRADIENTS, model->grads_memory, sizeof(float), l);
     }
-    zero_open_cpu(&model->zero, memory, &model->map, *zero, model->cfg, model->parameter_rows,
-                  (float*)model->params_memory, (float*)model->grads_memory, &model->groups.data,
-                  &model->groups.same_experts);
+    zero_open_cpu(&model->zero, memory, &model->map, *zero, (float*)model->params_memory,
+                  (float*)model->grads_memory, &model->groups.data, &model->groups.same_experts);
 }
 
 // Opens the activations, and the classifier that works in them.
@@ -215,15 +214,14 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->zero.plan = s->zero;
     map_open(&model->map, &model->memory, MEMORY_DEVICE, &of, grid_rank(&s->ranks.grid));
     optimizer_state_open(&model->state, s->optimizer, &model->map);
-    state_open_places(&model->state, &s->zero);
     open_parameters(model, s);
     open_positions(model, s);
     if (s->use != USE_GENERATE) {
         open_gradients(model, s);
     }
     if (s->use == USE_TRAIN) {
-        update_groups_open(&model->update, &model->memory, &model->state, &model->freeze, &model->zero,
-                           &model->linear, &model->groups.tensor);
+        update_groups_open(&model->update, &model->memory, &model->state, &model->zero, &model->linear,
+                           &model->groups.tensor);
     }
     open_activations(model, s);
     decoder_bind(&model->decoder, s->part, s->decode_batch, model->T, model->acts_memory);
@@ -850,7 +848,7 @@ static void model_loaded(Model* model, const char* checkpoint) {
 }
 
 static void model_gather(Model* model, int g, float* group) {
-    if (zero_is_divided(&model->zero.plan) && zero_has_gradient(&model->zero.plan, g)) {
+    if (map_is_divided(&model->map) && map_trained(&model->map, g)) {
         zero_gather_group_cpu(&model->zero, group, g);
     }
 }

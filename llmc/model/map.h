@@ -125,6 +125,17 @@ static inline MapSpace map_update_space(const Map* m) {
 // True if each rank updates only a part of each bucket.
 static inline int map_is_divided(const Map* m) { return m->of.stage > 0 && m->of.data > 1; }
 
+// Return how many ranks divide the update of a bucket, and this one's number among them.
+static inline int map_owners(const Map* m, const Bucket* b) { return map_is_divided(m) ? b->ranks : 1; }
+static inline int map_owner(const Map* m, const Bucket* b) {
+    return map_is_divided(m) ? map_place(&m->of, m->rank).data / (m->of.data / b->ranks) : 0;
+}
+
+// Returns the first element of a bucket that number d of them updates; each has as many.
+static inline size_t map_owned_from(const Map* m, const Bucket* b, int d) {
+    return map_is_divided(m) ? (size_t)map_shard_number(&m->of, b->ranks, d) * b->in[MAP_OWNED].count : 0;
+}
+
 // ---- pieces ----
 
 // Common elements of two pieces of the same tensor of a layer: `count` from element in_a and in_b

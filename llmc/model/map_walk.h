@@ -116,6 +116,13 @@ static inline int map_is_plain(const MapOf* of) {
     return of->tensor == 1 && of->pipeline == 1 && of->experts == 1;
 }
 
+// Returns which of the equal parts of a bucket number d of the `ranks` that divide it updates: the
+// parts of a slice are neighbors.
+static inline int map_shard_number(const MapOf* of, int ranks, int d) {
+    const int share = of->data / ranks, rank = d * share, replicas = of->data / of->replica;
+    return (rank % of->replica * replicas + rank / of->replica) / share;
+}
+
 // Returns the part of the model that a rank has, as a model of its own.
 ModelConfig map_part(const MapOf* of, int rank);
 
@@ -310,9 +317,8 @@ static MapSpan map_slice_(const MapWalk_* w, const MapContent_* b) {
 }
 
 static MapSpan map_shard_(const MapWalk_* w, const MapContent_* b) {
-    const int W = w->of->data, replica = w->of->replica, parts = map_ranks_(w, b->g, W),
-              slice = w->data_rank % replica;
-    return map_cut_(b, parts, (slice * (W / replica) + w->data_rank / replica) / (W / parts));
+    const int parts = map_ranks_(w, b->g, w->of->data);
+    return map_cut_(b, parts, map_shard_number(w->of, parts, w->data_rank / (w->of->data / parts)));
 }
 
 // Returns the interval of a bucket that a space has, without its begin.

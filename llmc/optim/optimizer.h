@@ -152,7 +152,7 @@ typedef struct {
 // its piece of the group. All trained blocks have the same.
 typedef struct {
     size_t begin, count;
-} StateSpan;
+} StateSpan; // old
 
 typedef struct {
     Optimizer optimizer;
@@ -265,7 +265,11 @@ size_t state_matrix_elements(const OptimizerState* s, int slot, const Matrices* 
 size_t state_matrix_begin(const OptimizerState* s, int slot, OwnedMatrix x);
 void* state_matrix(const OptimizerState* s, int slot, OwnedMatrix x);
 
-// Returns the group of a matrix.
+// Return the layer and the group of a matrix.
+static inline int state_matrix_layer(const OptimizerState* s, OwnedMatrix x) {
+    const TensorRow* row = &s->rows[x.of->row];
+    return row->in_block ? tensor_lowest_layer(row, x.copy) : -1;
+}
 static inline int state_matrix_group(const OptimizerState* s, OwnedMatrix x) {
     return s->rows[x.of->row].place == PLACE_BLOCK ? 1 + x.copy : 0;
 }
@@ -278,18 +282,6 @@ size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, s
 
 // Returns the array of a slot; NULL if nothing has the slot, or without memory.
 void* state_slot_array(const OptimizerState* s, int slot);
-
-// Returns the elements of a slot that a range has; NULL if it has none.
-void* state_array(const OptimizerState* s, int slot, const ZeroRange* range);
-
-// The elements of a row whose average this rank has in group g: their begin in its piece of the
-// group, and in the array of the slot.
-typedef struct {
-    size_t begin, at, count;
-} StateAverage;
-
-// Returns them; none if the row has no average there.
-StateAverage state_average(const OptimizerState* s, int g, int row);
 
 // Returns the number of the random word (RoundingWords) of the first element of a copy of a row.
 // The words of a tensor are numbered by its elements, its layer, and the tensor rank that has a
@@ -338,14 +330,13 @@ size_t optimizer_scratch_bytes(const OptimizerState* s);
 // parts.
 int optimizer_is_elementwise(const OptimizerState* s, int row);
 
-// Updates elements [from, from + count) of a range by such a rule; param and grad point to the
-// first of them.
-void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
-                                   float* param, const float* grad, Update u);
+// Updates a range by such a rule, with parameters and gradients param and grad (range->count).
+void optimizer_update_elements_cpu(const OptimizerState* s, const MapRange* range, float* param,
+                                   const float* grad, Update u);
 
-// Updates a range with parameters and gradients param and grad (range->count): a whole tensor if
-// its rule needs one. `scratch` has optimizer_scratch_bytes.
-void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
+// Updates a range by any rule: a whole tensor if its rule needs one. `scratch` has
+// optimizer_scratch_bytes.
+void optimizer_update_cpu(const OptimizerState* s, const MapRange* range, float* param, const float* grad,
                           Update u, const MuonScratch* scratch);
 
 // An update of a matrix whose parts belong to several ranks. Each sets the operand of its part, and
@@ -353,20 +344,20 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 // else the gradient. The owner replaces the operand of the whole matrix by the direction of its
 // update, and returns the rate of Adafactor; `param` is only read if rates depend on the weights.
 // Each then moves its part.
-void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
+void optimizer_operand_cpu(const OptimizerState* s, const MapRange* range, float* operand, const float* grad,
                            Update u);
 
 float optimizer_turn_cpu(const OptimizerState* s, OwnedMatrix x, float* operand, const float* param, Update u,
                          const MuonScratch* scratch);
 
-void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const ZeroRange* range, float* param,
+void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const MapRange* range, float* param,
                         const float* direction, float rate, Update u);
 
-// Adds this rank's piece of group g of the parameters, just updated, to their average.
-void optimizer_average_cpu(const OptimizerState* s, const float* piece, int g, Update u);
+// Adds the parameters of a range, just updated, to their average, if it has one.
+void optimizer_average_cpu(const OptimizerState* s, const MapRange* range, const float* param, Update u);
 
-// Sets the parameters of this rank's piece of group g that have an average to it.
-void optimizer_show_average_cpu(const OptimizerState* s, float* piece, int g);
+// Sets the parameters of a range to their average, if it has one.
+void optimizer_show_average_cpu(const OptimizerState* s, const MapRange* range, float* param);
 
 #ifdef __cplusplus
 }
@@ -797,14 +788,6 @@ void* state_slot_array(const OptimizerState* s, int slot) {
     return of->bytes && s->memory ? (char*)s->memory + of->offset_bytes : NULL;
 }
 
-void* state_array(const OptimizerState* s, int slot, const ZeroRange* range) {
-    const StateSlot* from = &s->slots[slot];
-    const int has_group = slot >= STATE_MASTER || state_group_elements(s, slot, range->group) > 0;
-    return state_slot_has(s, slot, range->row) && has_group
-               ? (char*)s->memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
-               : NULL;
-}
-
 size_t state_range_begin(const OptimizerState* s, int slot, const MapRange* range) {
     const size_t skips = map_range_skips(s->map, range);
     return slot >= STATE_MASTER                  ? map_range_at(s->map, range, MAP_OWNED)
@@ -830,16 +813,6 @@ uint64_t state_range_word(const OptimizerState* s, const MapRange* range) {
         row->split == SPLIT_EXPERTS ? (size_t)part.expert_rank * tensor_layer_elements(row) : 0;
     return ((uint64_t)rank << STATE_WORD_RANK) + ((uint64_t)layer << STATE_WORD_LAYER) + experts +
            range->before;
-}
-
-StateAverage state_average(const OptimizerState* s, int g, int row) {
-    const StateSlot* slot = &s->slots[STATE_AVERAGE];
-    const StateAverage all = {s->span[row].begin, state_group_begin(s, STATE_AVERAGE, g) + slot->begin[row],
-                              s->span[row].count},
-                       none = {0, 0, 0};
-    const int has_any = state_slot_has(s, STATE_AVERAGE, row) && tensor_is_in_group(&s->rows[row], g) &&
-                        state_group_elements(s, STATE_AVERAGE, g) > 0;
-    return has_any ? all : none;
 }
 
 Update update_of_row(Update u, const OptimizerState* s, int row) {
@@ -886,18 +859,18 @@ size_t optimizer_scratch_bytes(const OptimizerState* s) {
     return most;
 }
 
-static void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroRange* range, float* param,
+static void optimizer_adamw8bit_cpu_(const OptimizerState* s, const MapRange* range, float* param,
                                      const float* grad, AdamW opt) {
     const AdamW8bitState state = {
-        (uint8_t*)state_array(s, STATE_M8, range), (uint8_t*)state_array(s, STATE_V8, range),
-        (float*)state_array(s, STATE_M_SCALE, range), (float*)state_array(s, STATE_V_SCALE, range)};
+        (uint8_t*)state_range(s, STATE_M8, range), (uint8_t*)state_range(s, STATE_V8, range),
+        (float*)state_range(s, STATE_M_SCALE, range), (float*)state_range(s, STATE_V_SCALE, range)};
     adamw8bit_update_cpu(param, grad, state, range->count, OPTIMIZER_BLOCK, opt);
 }
 
-void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
+void optimizer_operand_cpu(const OptimizerState* s, const MapRange* range, float* operand, const float* grad,
                            Update u) {
-    if (s->rule[range->row] == RULE_MUON) {
-        muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range), range->count, update_muon(u));
+    if (s->rule[range->shard->tensor] == RULE_MUON) {
+        muon_operand_cpu(operand, grad, (float*)state_range(s, STATE_M, range), range->count, update_muon(u));
     } else {
         memcpy(operand, grad, range->count * sizeof(float));
     }
@@ -958,27 +931,28 @@ float optimizer_turn_cpu(const OptimizerState* s, OwnedMatrix x, float* operand,
     return rate;
 }
 
-void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const ZeroRange* range, float* param,
+void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const MapRange* range, float* param,
                         const float* direction, float rate, Update u) {
-    const Update of_row = update_of_row(u, s, range->row);
-    if (s->rule[range->row] == RULE_MUON) {
+    const Update of_row = update_of_row(u, s, x.of->row);
+    if (s->rule[x.of->row] == RULE_MUON) {
         const MuonMatrix matrix = {param, NULL, NULL, NULL, x.of->rows, x.of->cols, NULL};
         muon_move_cpu(matrix, update_muon(u), direction, range->count);
-    } else if (s->rule[range->row] == RULE_SOAP) {
+    } else if (s->rule[x.of->row] == RULE_SOAP) {
         soap_move_cpu(param, direction, range->count, update_soap(of_row));
     } else {
-        adafactor_move_cpu(param, direction, (float*)state_array(s, STATE_M, range), range->count, rate,
+        adafactor_move_cpu(param, direction, (float*)state_range(s, STATE_M, range), range->count, rate,
                            update_adafactor(of_row));
     }
 }
 
 // Updates a whole tensor by its rule: all matrices of a copy.
-static void optimizer_matrices_cpu_(const OptimizerState* s, const Matrices* m, const ZeroRange* range,
+static void optimizer_matrices_cpu_(const OptimizerState* s, const Matrices* m, const MapRange* range,
                                     float* param, const float* grad, Update u, const MuonScratch* scratch) {
     const Update of_row = update_of_row(u, s, m->row);
-    float* moment = state_slot_has(s, STATE_M, m->row) ? (float*)state_array(s, STATE_M, range) : NULL;
+    const int copy = tensor_copy(&s->rows[m->row], range->shard->layer);
+    float* moment = (float*)state_range(s, STATE_M, range);
     for (int k = 0; k < m->count; k++) {
-        const OwnedMatrix x = {m, range->copy, k};
+        const OwnedMatrix x = {m, copy, k};
         const size_t at = matrix_part(x, &s->rows[m->row], s->cfg).begin;
         float* own = moment ? moment + at : NULL;
         if (s->rule[m->row] == RULE_MUON) {
@@ -1005,41 +979,42 @@ int optimizer_is_elementwise(const OptimizerState* s, int row) {
     return rule == RULE_ADAMW || rule == RULE_LION || rule == RULE_SGD;
 }
 
-void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
-                                   float* param, const float* grad, Update u) {
-    float* m = (float*)state_array(s, STATE_M, range);
-    u = update_of_row(u, s, range->row);
-    m = m ? m + from : NULL; // SGD may have none
-    if (s->rule[range->row] == RULE_ADAMW) {
-        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range) + from, count,
-                         update_adamw(u));
-    } else if (s->rule[range->row] == RULE_LION) {
+void optimizer_update_elements_cpu(const OptimizerState* s, const MapRange* range, float* param,
+                                   const float* grad, Update u) {
+    const int row = range->shard->tensor;
+    const size_t count = range->count;
+    float* m = (float*)state_range(s, STATE_M, range); // SGD may have none
+    u = update_of_row(u, s, row);
+    if (s->rule[row] == RULE_ADAMW) {
+        adamw_update_cpu(param, grad, m, (float*)state_range(s, STATE_V, range), count, update_adamw(u));
+    } else if (s->rule[row] == RULE_LION) {
         const Lion opt = {u.lr, u.beta1, u.beta2, u.weight_decay, u.grad_scale, u.decay};
         lion_update_cpu(param, grad, m, count, opt);
     } else {
         const Sgd opt = {u.lr, u.momentum, u.weight_decay, u.grad_scale, u.decay};
-        assert(s->rule[range->row] == RULE_SGD);
+        assert(s->rule[row] == RULE_SGD);
         sgd_update_cpu(param, grad, m, count, opt);
     }
 }
 
-void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
+void optimizer_update_cpu(const OptimizerState* s, const MapRange* range, float* param, const float* grad,
                           Update u, const MuonScratch* scratch) {
-    switch (s->rule[range->row]) {
+    const int row = range->shard->tensor;
+    switch (s->rule[row]) {
     case RULE_ADAMW:
     case RULE_LION:
     case RULE_SGD:
-        optimizer_update_elements_cpu(s, range, 0, range->count, param, grad, u);
+        optimizer_update_elements_cpu(s, range, param, grad, u);
         break;
     case RULE_ADAMW8:
-        optimizer_adamw8bit_cpu_(s, range, param, grad, update_adamw(update_of_row(u, s, range->row)));
+        optimizer_adamw8bit_cpu_(s, range, param, grad, update_adamw(update_of_row(u, s, row)));
         break;
     case RULE_FACTORED:
     case RULE_FULL:
     case RULE_MUON:
     case RULE_SOAP:
         for (int k = 0; k < s->num_matrices; k++) {
-            if (s->matrices[k].row == range->row) {
+            if (s->matrices[k].row == row) {
                 optimizer_matrices_cpu_(s, &s->matrices[k], range, param, grad, u, scratch);
             }
         }
@@ -1049,22 +1024,17 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
     }
 }
 
-void optimizer_average_cpu(const OptimizerState* s, const float* piece, int g, Update u) {
-    float* average = (float*)state_slot_array(s, STATE_AVERAGE);
-    const float rate = average_rate(s->optimizer.average, u.average_n);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const StateAverage of = state_average(s, g, i);
-        average_add_cpu(average + of.at, piece + of.begin, of.count, rate);
+void optimizer_average_cpu(const OptimizerState* s, const MapRange* range, const float* param, Update u) {
+    float* average = (float*)state_range(s, STATE_AVERAGE, range);
+    if (average) {
+        average_add_cpu(average, param, range->count, average_rate(s->optimizer.average, u.average_n));
     }
 }
 
-void optimizer_show_average_cpu(const OptimizerState* s, float* piece, int g) {
-    const float* average = (const float*)state_slot_array(s, STATE_AVERAGE);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const StateAverage of = state_average(s, g, i);
-        if (of.count > 0) {
-            memcpy(piece + of.begin, average + of.at, of.count * sizeof(float));
-        }
+void optimizer_show_average_cpu(const OptimizerState* s, const MapRange* range, float* param) {
+    const float* average = (const float*)state_range(s, STATE_AVERAGE, range);
+    if (average) {
+        memcpy(param, average, range->count * sizeof(float));
     }
 }
 
