@@ -185,7 +185,7 @@ static void open_gradients(Model* model, const Settled* s) {
 static void open_state(Model* model, const Settled* s) {
     const Options* o = &s->options;
     if (o->memory.offload_optimizer) {
-        offload_open(&model->offload, &model->memory, &model->state, &s->zero,
+        offload_open(&model->offload, &model->memory, &model->state,
                      o->memory.offload_optimizer == OFFLOAD_DISK ? o->memory.offload_path : NULL);
     } else {
         optimizer_state_take(&model->state, &model->memory);
@@ -241,10 +241,7 @@ static void open_operations(Model* model, const Settled* s) {
     context_open(&model->context, memory, sizes, &model->groups.context);
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, s->cfg.Vp, cfg.C);
-    optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
-    if (s->options.optimizer.freeze && s->options.optimizer.freeze[0]) {
-        optimizer_freeze(&model->optimizer, memory, &model->freeze);
-    }
+    optimizer_open<floatX>(&model->optimizer, memory, &model->state);
     gradient_norm_open(&model->norm, memory, zero_count(&s->zero, ZERO_SHARDS));
     model->sources = s->sources;
     step_results_open(&model->results, memory, update > validation ? update : validation,
