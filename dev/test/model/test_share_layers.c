@@ -148,29 +148,6 @@ TEST(freeze) {
     }
 }
 
-// Each process has a part of every group, and their parts are all that is in memory, once.
-TEST(zero) {
-    enum { SIZE = 3 };
-    for (int i = 0; i < NUM_CASES; i++) {
-        const ModelConfig cfg = config_of(CASES[i].word);
-        TensorRow rows[MODEL_PARAMETER_ROWS];
-        ZeroRange* ranges = check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
-        size_t count = 0;
-        for (int rank = 0; rank < SIZE; rank++) {
-            const ZeroPlan plan = zero_plan(cfg, 1, rank, SIZE);
-            zero_parameter_rows(rows, &plan, cfg, sizeof(float));
-            const int n = zero_ranges(&plan, rows, cfg, ranges);
-            EXPECT(plan.groups == 1 + CASES[i].blocks && n <= zero_max_ranges(cfg), "%s: %d groups",
-                   CASES[i].word, plan.groups);
-            for (int r = 0; r < n; r++) {
-                count += ranges[r].count;
-            }
-        }
-        EXPECT((double)count == model_count_stored(cfg), "%s: %zu elements", CASES[i].word, count);
-        free(ranges);
-    }
-}
-
 // ---- files ----
 
 typedef struct {
