@@ -240,8 +240,13 @@ static void owners_measure_deal_(Owners* o, TensorPlace place) {
     }
 }
 
-// Measures all rounds, with a map of its own: that of a dry run has no shards.
 static void owners_measure_(Owners* o) {
+    owners_measure_deal_(o, PLACE_ONCE);
+    owners_measure_deal_(o, PLACE_BLOCK);
+}
+
+// The map of a dry run has no shards: makes one, for a while.
+static void owners_measure_dry_(Owners* o) {
     const OptimizerState* const given = o->state;
     Memory memory = memory_on_host();
     OptimizerState state = *given;
@@ -250,10 +255,10 @@ static void owners_measure_(Owners* o) {
     state.map = &map;
     o->state = &state;
     o->items = (OwnersItem*)memory_take(&memory, "rounds", MEMORY_HOST, (size_t)o->most * sizeof(OwnersItem));
-    owners_measure_deal_(o, PLACE_ONCE);
-    owners_measure_deal_(o, PLACE_BLOCK);
+    owners_measure_(o);
     memory_close(&memory);
     o->state = given;
+    o->items = NULL;
 }
 
 static float* owners_take_(const Owners* o, Memory* memory, size_t elements) {
@@ -274,9 +279,13 @@ void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerSt
     if (o->most == 0) {
         return;
     }
-    owners_measure_(o);
     o->items = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", lists,
                                         (size_t)o->most * sizeof(OwnersItem));
+    if (memory_is_dry(memory)) {
+        owners_measure_dry_(o);
+    } else {
+        owners_measure_(o);
+    }
     // To the owners of all matrices, and from the ranks that have parts of a data rank's: two each,
     // with the weights or the rate.
     o->moves = (GroupMove*)memory_take(memory, "scratch: rounds of an update", lists,
