@@ -8,7 +8,7 @@
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/model/share_layers.h"
-#include "llmc/parallel/zero.h"
+#include "llmc/model/map.h"
 #include <sys/stat.h>
 
 #include "dev/test/lib/test.h"
@@ -145,6 +145,29 @@ TEST(freeze) {
         EXPECT(!cases[i].is_good || cases[i].frozen < 0 ||
                    freeze_count(&freeze, cfg) == cases[i].frozen * (8 * cfg.C * cfg.C + 5 * cfg.C),
                "%s: %s: %.0f frozen", cases[i].share, cases[i].list, freeze_count(&freeze, cfg));
+    }
+}
+
+// Each process owns a part of every block, and their parts are all that is in memory, once.
+TEST(owned) {
+    enum { SIZE = 3 };
+    for (int i = 0; i < NUM_CASES; i++) {
+        const ModelConfig cfg = config_of(CASES[i].word);
+        MapOf of = map_of_model(cfg);
+        size_t count = 0;
+        of.stage = 1;
+        of.data = of.replica = SIZE;
+        for (int rank = 0; rank < SIZE; rank++) {
+            Memory memory = memory_on_host();
+            Map m;
+            map_open(&m, &memory, MEMORY_HOST, &of, rank);
+            EXPECT(m.num_buckets == 1 + CASES[i].blocks, "%s: %d buckets", CASES[i].word, m.num_buckets);
+            for (const Shard* s = m.shards; s < m.shards + m.num_shards; s++) {
+                count += map_has(&m, s, MAP_OWNED) ? s->piece.count : 0;
+            }
+            memory_close(&memory);
+        }
+        EXPECT((double)count == model_count_stored(cfg), "%s: %zu elements", CASES[i].word, count);
     }
 }
 
