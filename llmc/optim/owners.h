@@ -161,16 +161,13 @@ static OwnedMatrix owners_number_(const Owners* o, TensorPlace place, size_t n) 
     return x;
 }
 
-// Returns the first shard of a matrix's tensor.
-static const Shard* owners_tensor_(const Owners* o, OwnedMatrix x) {
-    return map_find(o->state->map, x.of->row, state_matrix_layer(o->state, x));
-}
-
 // Returns the part of data rank d, in the part of the tensor rank.
 static MatrixPart owners_share_(const Owners* o, const OwnersItem* item, int d) {
     const Map* m = o->state->map;
+    const Shard* first = map_find(m, item->x.of->row, state_matrix_layer(o->state, item->x));
     const size_t begin = map_owned_from(m, item->bucket, d), end = begin + item->bucket->in[MAP_OWNED].count,
-                 at = owners_tensor_(o, item->x)->offset + item->part.begin, all = at + item->part.count;
+                 at = (first ? first->offset : 0) + item->part.begin, // a rank may have no words
+        all = at + item->part.count;
     const size_t from = begin > at ? begin : at, to = end < all ? end : all;
     const MatrixPart share = {from < to ? from - at : 0, from < to ? to - from : 0};
     return share;
@@ -184,7 +181,7 @@ static OwnersItem owners_item_(const Owners* o, OwnedMatrix x) {
     memset(&item, 0, sizeof(item));
     item.x = x;
     item.group = state_matrix_group(o->state, x);
-    item.bucket = &m->buckets[owners_tensor_(o, x)->bucket];
+    item.bucket = map_trained(m, item.group);
     item.owner_data = owner / o->tensor_ranks;
     item.owner_tensor = owner % o->tensor_ranks;
     item.is_cut = o->tensor_ranks > 1 && row->split != SPLIT_NONE;
@@ -196,8 +193,10 @@ static OwnersItem owners_item_(const Owners* o, OwnedMatrix x) {
 
 // True if a matrix is updated now.
 static int owners_takes_(const Owners* o, const OwnersDeal* deal, const OwnersItem* item) {
+    const Map* m = o->state->map;
+    const int layer = m->cfg.part.first_layer + int_max(state_matrix_layer(o->state, item->x), 0);
     return deal->first_group <= item->group && item->group < deal->end_group &&
-           !(owners_tensor_(o, item->x)->flags & SHARD_FROZEN);
+           !freeze_has(&m->of.freeze, item->x.of->row, layer);
 }
 
 // Returns the room for some elements and the rate: a multiple of four elements.
@@ -241,8 +240,13 @@ static void owners_measure_deal_(Owners* o, TensorPlace place) {
     }
 }
 
-// Measures all rounds, with a map of its own: that of a dry run has no shards.
 static void owners_measure_(Owners* o) {
+    owners_measure_deal_(o, PLACE_ONCE);
+    owners_measure_deal_(o, PLACE_BLOCK);
+}
+
+// The map of a dry run has no shards: makes one, for a while.
+static void owners_measure_dry_(Owners* o) {
     const OptimizerState* const given = o->state;
     Memory memory = memory_on_host();
     OptimizerState state = *given;
@@ -251,10 +255,10 @@ static void owners_measure_(Owners* o) {
     state.map = &map;
     o->state = &state;
     o->items = (OwnersItem*)memory_take(&memory, "rounds", MEMORY_HOST, (size_t)o->most * sizeof(OwnersItem));
-    owners_measure_deal_(o, PLACE_ONCE);
-    owners_measure_deal_(o, PLACE_BLOCK);
+    owners_measure_(o);
     memory_close(&memory);
     o->state = given;
+    o->items = NULL;
 }
 
 static float* owners_take_(const Owners* o, Memory* memory, size_t elements) {
@@ -275,9 +279,13 @@ void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerSt
     if (o->most == 0) {
         return;
     }
-    owners_measure_(o);
     o->items = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", lists,
                                         (size_t)o->most * sizeof(OwnersItem));
+    if (memory_is_dry(memory)) {
+        owners_measure_dry_(o);
+    } else {
+        owners_measure_(o);
+    }
     // To the owners of all matrices, and from the ranks that have parts of a data rank's: two each,
     // with the weights or the rate.
     o->moves = (GroupMove*)memory_take(memory, "scratch: rounds of an update", lists,

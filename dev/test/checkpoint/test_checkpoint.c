@@ -77,19 +77,6 @@ static void* get_group(Model* model, int g, void* group) {
                  : place;
 }
 
-// Where the state of a model of one process lies in memory: v behind m.
-static const OptimizerState* layout_of(ModelConfig cfg) {
-    static OptimizerState layout;
-    const ZeroPlan plan = zero_plan(cfg, 0, 0, 1);
-    optimizer_state_open(&layout, adamw, &plan, cfg);
-    return &layout;
-}
-
-static void* get_state(Model* model, int slot, size_t at, void* state, size_t bytes) {
-    char* place = model->state + layout_of(TINY)->slots[slot].offset_bytes + at;
-    return state ? memcpy(state, place, bytes) : place;
-}
-
 // Returns the map of one process, which updates everything.
 static const Map* map_of(ModelConfig cfg) {
     static Memory memory;
@@ -100,6 +87,18 @@ static const Map* map_of(ModelConfig cfg) {
     memory = memory_on_host();
     map_open(&map, &memory, MEMORY_HOST, &of, 0);
     return &map;
+}
+
+// Where the state of a model of one process lies in memory: v behind m.
+static const OptimizerState* layout_of(ModelConfig cfg) {
+    static OptimizerState layout;
+    optimizer_state_open(&layout, adamw, map_of(cfg));
+    return &layout;
+}
+
+static void* get_state(Model* model, int slot, size_t at, void* state, size_t bytes) {
+    char* place = model->state + layout_of(TINY)->slots[slot].offset_bytes + at;
+    return state ? memcpy(state, place, bytes) : place;
 }
 
 static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtype) {

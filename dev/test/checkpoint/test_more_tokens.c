@@ -126,7 +126,7 @@ static void test_load(const MoreTokens* more, ModelConfig cfg, ZeroPlan zero, in
     of.stage = zero.stage;
     of.data = of.replica = zero.size;
     map_open(&map, &memory, MEMORY_HOST, &of, zero.rank);
-    optimizer_state_open(&state, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), &zero, cfg);
+    optimizer_state_open(&state, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), &map);
     const ModelFiles files = {.model = &model,
                               .access = {.get_group = group_of, .set_group = keep_group, .loaded = is_loaded},
                               .map = &map,
