@@ -173,7 +173,7 @@ static void open_gradients(Model* model, const Settled* s) {
     }
     const Gradient grads = {model->grads_memory, model->grad_dtype};
     if (s->use == USE_TRAIN) {
-        tensor_parts_open(&model->parts, &model->memory, model->cfg, &s->zero, model->gradient_rows);
+        tensor_parts_open(&model->parts, &model->memory, MEMORY_PINNED, &model->map);
     }
     zero_open(&model->zero, &model->memory, s->zero,
               s->options.memory.offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
