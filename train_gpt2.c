@@ -497,7 +497,8 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
 // Returns the gradients of a block's MLP; those of its parameters are in `d`.
 static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, GradientMode mode) {
     Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, mode, model->zero.plan.trained_block, model->router_losses,
+    const Bucket* bucket = map_trained(&model->map, model_group(model->cfg, b->l));
+    return mlp_gradients_of(d, &b->a, mode, bucket ? bucket->elements : 0, model->router_losses,
                             router_statistics_of(model->router_statistics, b->l, model->cfg.E));
 }
 
