@@ -144,13 +144,11 @@ static void open_gradients(Model* model, const Settled* s) {
     const ZeroPlan* zero = &s->zero;
     Memory* memory = &model->memory;
     if (s->use == USE_TRAIN) {
-        TensorRow rows[MODEL_PARAMETER_ROWS];
-        zero_gradient_rows(rows, zero, model->cfg, sizeof(float));
         model->gradient_bytes = model->map.totals.elements[MAP_GRADIENTS] * sizeof(float);
         model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
         model->gradients = (ModelParameters*)memory_take(memory, "scratch: pointers", MEMORY_DEVICE,
                                                          (size_t)model->cfg.L * sizeof(ModelParameters));
-        tensor_parts_open(&model->parts, memory, model->cfg, zero, rows);
+        tensor_parts_open(&model->parts, memory, MEMORY_DEVICE, &model->map);
     }
     for (int l = 0; l < model->cfg.L && model->gradients; l++) {
         model->gradients[l] = map_bind(&model->map, MAP_GRADIENTS, model->grads_memory, sizeof(float), l);
@@ -498,7 +496,8 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
 // Returns the gradients of a block's MLP; those of its parameters are in `d`.
 static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, GradientMode mode) {
     Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, mode, model->zero.plan.trained_block, model->router_losses,
+    const Bucket* bucket = map_trained(&model->map, model_group(model->cfg, b->l));
+    return mlp_gradients_of(d, &b->a, mode, bucket ? bucket->elements : 0, model->router_losses,
                             router_statistics_of(model->router_statistics, b->l, model->cfg.E));
 }
 
