@@ -82,19 +82,13 @@ static inline size_t offload_bytes_(const OffloadLayout* l, size_t k, int slot) 
            l->state->slots[slot].element_bytes;
 }
 
-// Returns the begin of the first matrix of group g that this rank owns in a slot of matrices.
-static inline size_t offload_matrix_begin_(const OptimizerState* s, int slot, int g) {
+// Returns the begin of the matrices of group g in a slot; MAP_NONE: they have none.
+static inline size_t offload_matrices_begin_(const OptimizerState* s, int slot, int g) {
     for (int k = 0; k < s->num_matrices; k++) {
-        const Matrices* m = &s->matrices[k];
-        const TensorRow* row = &s->rows[m->row];
-        const int copies = tensor_is_in_group(row, g) && state_matrix_elements(s, slot, m) > 0
-                               ? tensor_copies_in_group(row)
-                               : 0;
-        for (int i = 0; i < copies * m->count; i++) {
-            const OwnedMatrix x = {m, tensor_first_copy_in_group(row, g) + i / m->count, i % m->count};
-            if (matrix_is_owned(x)) {
-                return state_matrix_begin(s, slot, x);
-            }
+        const TensorRow* row = &s->rows[s->matrices[k].row];
+        if (tensor_is_in_group(row, g) && state_matrix_elements(s, slot, &s->matrices[k]) > 0) {
+            const OwnedMatrix first = {&s->matrices[k], tensor_first_copy_in_group(row, g), 0};
+            return state_matrix_begin(s, slot, first);
         }
     }
     return MAP_NONE;
@@ -103,29 +97,23 @@ static inline size_t offload_matrix_begin_(const OptimizerState* s, int slot, in
 // Returns the begin of what a slot has of owned elements first ... end - 1; MAP_NONE: nothing.
 static inline size_t offload_begin_(const OptimizerState* s, int slot, size_t first, size_t end) {
     const Map* map = s->map;
-    if (slot >= STATE_MASTER) {
-        return first;
-    }
-    for (int g = 0; g < model_groups(s->cfg); g++) {
-        const Bucket* b = map_trained(map, g);
-        const MapSpan none = {0, 0, 0}, own = b ? b->in[MAP_OWNED] : none;
+    size_t begin = slot >= STATE_MASTER ? first : MAP_NONE;
+    for (int g = 0; g < model_groups(s->cfg) && begin == MAP_NONE; g++) {
+        const MapSpan own = update_owned(map, g);
         MapRange range = {};
         if (own.begin >= end || own.begin + own.count <= first) {
             continue;
         }
-        while (map_next_range(map, b, MAP_OWNED, &range)) {
+        begin = offload_matrices_begin_(s, slot, g);
+        while (begin == MAP_NONE && map_next_range(map, map_trained(map, g), MAP_OWNED, &range)) {
             const size_t at = map_range_at(map, &range, MAP_OWNED), skips = first > at ? first - at : 0;
             if (range.shard->slot[slot] != MAP_NONE && at < end && skips < range.count) {
-                range = map_part_of_range(range, range.before + skips, range.count);
-                return state_range_begin(s, slot, &range);
+                const MapRange part = map_part_of_range(range, range.before + skips, range.count);
+                begin = state_range_begin(s, slot, &part);
             }
         }
-        const size_t matrix = own.begin >= first ? offload_matrix_begin_(s, slot, g) : MAP_NONE;
-        if (matrix != MAP_NONE) {
-            return matrix;
-        }
     }
-    return MAP_NONE;
+    return begin;
 }
 
 // Places the chunks of a slot from byte l->bytes on, and after the slots before it in the memory of
@@ -156,8 +144,7 @@ static inline void offload_place_slot_(OffloadLayout* l, int slot) {
 static inline size_t offload_chunk_end_(const OptimizerState* state, size_t first, size_t end) {
     end = first + OFFLOAD_CHUNK < end ? first + OFFLOAD_CHUNK : end;
     for (int g = model_groups(state->cfg) - 1; g >= 0; g--) {
-        const Bucket* b = map_trained(state->map, g);
-        const MapSpan none = {0, 0, 0}, own = b ? b->in[MAP_OWNED] : none;
+        const MapSpan own = update_owned(state->map, g);
         if (state_needs_tensors(state, g) && first < own.begin + own.count && own.begin < end) {
             end = first < own.begin ? own.begin : own.begin + own.count;
         }

@@ -327,9 +327,8 @@ template <class T> static inline Weights<T> update_weights_(const OptimizerUpdat
 static inline UpdateSpan_ update_groups_(const Map* map, size_t first, size_t count) {
     UpdateSpan_ groups = {0, 0};
     for (int g = 0; g < model_groups(map->cfg); g++) {
-        const Bucket* b = map_trained(map, g);
-        const MapSpan none = {0, 0, 0}, own = b ? b->in[MAP_OWNED] : none;
-        if (b && first <= own.begin && own.begin + own.count <= first + count) {
+        const MapSpan own = update_owned(map, g);
+        if (own.count > 0 && first <= own.begin && own.begin + own.count <= first + count) {
             groups.first = groups.end == 0 ? g : groups.first;
             groups.end = g + 1;
         }

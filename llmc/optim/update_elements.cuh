@@ -2,10 +2,10 @@
 update_elements.cuh -- the update of all parameters whose rule works element by element, in one
 launch; and the average of the weights (average.h).
 
-A block of threads has a tile of owned elements. A table in device memory says which range of the map
-(map.h) it is part of, and where that lies in each array. Owned elements a ... b - 1 are the tiles
-between, so a launch takes any whole tiles. The padding behind a range belongs to its last tile: it
-is zero, and stays zero.
+A block of threads has a tile of owned elements. A table in device memory says to which range of the
+map (map.h) it belongs, and where that lies in each array. Tiles have the order of owned elements,
+so a launch takes any interval of them. The padding behind a range belongs to its last tile: it is
+zero, and stays zero.
 */
 #ifndef LLMC_UPDATE_ELEMENTS_CUH
 #define LLMC_UPDATE_ELEMENTS_CUH
@@ -25,9 +25,16 @@ is zero, and stays zero.
 
 // ---- ranges ----
 
-// Elements of a tile, which a thread block updates, four elements a thread. All belong to one range:
-// ranges of owned elements begin at multiples of it.
+// Elements of a tile, which a thread block updates, four elements a thread. All belong to one
+// range: ranges of owned elements begin at multiples of it.
 enum { UPDATE_TILE = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_TILE / 4 };
+
+// Returns the owned elements of group g that are trained.
+static inline MapSpan update_owned(const Map* map, int g) {
+    const Bucket* b = map_trained(map, g);
+    const MapSpan none = {0, 0, 0};
+    return b ? b->in[MAP_OWNED] : none;
+}
 
 // A range of owned elements. Owned element i is element i + `params` of the parameters, and so on;
 // these distances may be below 0, and then wrap around. MAP_NONE: the range has no such elements.

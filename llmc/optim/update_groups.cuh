@@ -35,8 +35,8 @@ static inline void update_groups_move_(const OptimizerUpdate<T>& u, UpdateMove_ 
     for (int g = 0; g < model_groups(map->cfg); g++) {
         const Bucket* b = map_trained(map, g);
         if (b) {
-            const MapSpan own = b->in[MAP_OWNED], kept = b->in[MAP_KEPT];
-            T *there = aside + own.begin, *here = u.params + kept.begin + (own.from - kept.from);
+            const MapSpan own = b->in[MAP_OWNED];
+            T *there = aside + own.begin, *here = u.params + zero_owned_in_kept(b);
             CUDA_CHECK(cudaMemcpyAsync(move == UPDATE_PUT_ASIDE_ ? there : here,
                                        move == UPDATE_PUT_ASIDE_ ? here : there, own.count * sizeof(T),
                                        cudaMemcpyDefault, gpu->stream));

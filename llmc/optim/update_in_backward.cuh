@@ -18,7 +18,6 @@ needs:   one rank, one micro-step an update, no graph
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/gpu/results.cuh"
 #include "llmc/parallel/zero.cuh"
-#include "llmc/parallel/zero.h"
 
 typedef struct {
     ZeroGpu* zero;
@@ -97,7 +96,7 @@ static inline void update_pending_group(InBackwardGpu* n) {
     if (g < 0) {
         return;
     }
-    const MapSpan own = map_trained(map, g)->in[MAP_OWNED];
+    const MapSpan own = update_owned(map, g);
     CUDA_CHECK(cudaEventSynchronize(n->summed));
     if (g == last || !map_trained(map, last)) { // or all blocks are frozen
         in_backward_losses(n->hook, result->losses[0]);
