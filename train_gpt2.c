@@ -107,7 +107,7 @@ static void open_parameters(Model* model, const Settled* s) {
     TensorRow* rows = model->parameter_rows;
     Memory* memory = &model->memory;
     model->parameter_bytes = o->texts.quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
-                                               : zero_parameter_rows(rows, &s->zero, cfg, sizeof(float));
+                                               : map_parameter_rows(&model->map, rows, sizeof(float));
     model->params_memory = memory_take(memory, o->texts.quantize ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);

@@ -113,6 +113,14 @@ static inline size_t map_range_at(const Map* m, const MapRange* range, MapSpace 
 // with elements of `bytes`; NULL: not there.
 ModelParameters map_bind(const Map* m, MapSpace space, void* memory, size_t bytes, int l);
 
+// Sets the rows of the parameters as PARAMETERS has them if no layers take turns, and returns the
+// bytes of all.
+static inline size_t map_parameter_rows(const Map* m, TensorRow rows[MODEL_PARAMETER_ROWS],
+                                        size_t element_bytes) {
+    return model_sharded_rows_of(rows, m->cfg, element_bytes, m->of.trains ? m->of.data : 1,
+                                 m->totals.frozen);
+}
+
 // Sets the next interval of a rank's reduced gradient that counts in its norm, in whole units, from
 // shard i on. Returns the shard after it; 0: there is none.
 int map_counted(const Map* m, int i, MapSpan* span);
