@@ -141,21 +141,20 @@ static void open_positions(Model* model, const Settled* s) {
 
 // Opens the gradients, if there are any, and what divides them among processes.
 static void open_gradients(Model* model, const Settled* s) {
-    const ZeroPlan* zero = &s->zero;
     Memory* memory = &model->memory;
     if (s->use == USE_TRAIN) {
         TensorRow rows[MODEL_PARAMETER_ROWS];
-        zero_gradient_rows(rows, zero, model->cfg, sizeof(float));
+        zero_gradient_rows(rows, &s->zero, model->cfg, sizeof(float));
         model->gradient_bytes = model->map.totals.elements[MAP_GRADIENTS] * sizeof(float);
         model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
         model->gradients = (ModelParameters*)memory_take(memory, "scratch: pointers", MEMORY_DEVICE,
                                                          (size_t)model->cfg.L * sizeof(ModelParameters));
-        tensor_parts_open(&model->parts, memory, model->cfg, zero, rows);
+        tensor_parts_open(&model->parts, memory, model->cfg, &s->zero, rows);
     }
     for (int l = 0; l < model->cfg.L && model->gradients; l++) {
         model->gradients[l] = map_bind(&model->map, MAP_GRADIENTS, model->grads_memory, sizeof(float), l);
     }
-    zero_open_cpu(&model->zero, memory, &model->map, *zero, (float*)model->params_memory,
+    zero_open_cpu(&model->zero, memory, &model->map, s->zero, (float*)model->params_memory,
                   (float*)model->grads_memory, &model->groups.data, &model->groups.same_experts);
 }
 
@@ -498,7 +497,8 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
 // Returns the gradients of a block's MLP; those of its parameters are in `d`.
 static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, GradientMode mode) {
     Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, mode, model->zero.plan.trained_block, model->router_losses,
+    const Bucket* bucket = map_trained(&model->map, model_group(model->cfg, b->l));
+    return mlp_gradients_of(d, &b->a, mode, bucket ? bucket->elements : 0, model->router_losses,
                             router_statistics_of(model->router_statistics, b->l, model->cfg.E));
 }
 
@@ -625,7 +625,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
         embeddings_backward(model, &pass, mode);
     }
     group_done(model, 0, step, hook);
-    zero_group_done_cpu(&model->zero, model->zero.plan.groups, step); // an embedding's apart
+    zero_group_done_cpu(&model->zero, model_groups(model->cfg), step); // an embedding's apart
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -658,7 +658,7 @@ static void micro_step_forward(Model* model, Batch batch, RankReport* report) {
 // empty. Sets the loss of the report.
 static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                                 RankReport* report) {
-    const int adds = step.number > 0 && model->zero.plan.stage < 2;
+    const int adds = step.number > 0 && model->map.of.stage < 2;
     const GradientMode mode = adds ? GRADIENT_ADD : GRADIENT_SET;
     if (batch.B == 0) {
         others_backward(model, mode, step);
@@ -822,7 +822,7 @@ static const float* model_decode(Model* model, const int* ids, const int* positi
 
 static void* model_get_group(Model* model, int g, void* group) {
     void* place = (char*)model->params_memory + tensor_group_offset_bytes(model->parameter_rows, g);
-    return group ? memcpy(group, place, zero_group_elements(&model->zero.plan, g) * sizeof(float)) : place;
+    return group ? memcpy(group, place, map_group_elements(&model->map, g) * sizeof(float)) : place;
 }
 
 // Without 8 bits the group was set in its place.

@@ -69,6 +69,15 @@ static inline MapBuckets map_buckets(const Map* m, int l) {
     return map_group(m, l < 0 ? 0 : 1 + model_copy(m->cfg, l));
 }
 
+// Returns the elements of all buckets of group g.
+static inline size_t map_group_elements(const Map* m, int g) {
+    size_t elements = 0;
+    for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
+        elements += m->buckets[i].elements;
+    }
+    return elements;
+}
+
 // Returns the bucket of group g that is trained, or NULL.
 static inline const Bucket* map_trained(const Map* m, int g) {
     for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
