@@ -143,13 +143,11 @@ static void open_positions(Model* model, const Settled* s) {
 static void open_gradients(Model* model, const Settled* s) {
     Memory* memory = &model->memory;
     if (s->use == USE_TRAIN) {
-        TensorRow rows[MODEL_PARAMETER_ROWS];
-        zero_gradient_rows(rows, &s->zero, model->cfg, sizeof(float));
         model->gradient_bytes = model->map.totals.elements[MAP_GRADIENTS] * sizeof(float);
         model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
         model->gradients = (ModelParameters*)memory_take(memory, "scratch: pointers", MEMORY_DEVICE,
                                                          (size_t)model->cfg.L * sizeof(ModelParameters));
-        tensor_parts_open(&model->parts, memory, model->cfg, &s->zero, rows);
+        tensor_parts_open(&model->parts, memory, MEMORY_DEVICE, &model->map);
     }
     for (int l = 0; l < model->cfg.L && model->gradients; l++) {
         model->gradients[l] = map_bind(&model->map, MAP_GRADIENTS, model->grads_memory, sizeof(float), l);

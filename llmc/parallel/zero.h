@@ -314,6 +314,11 @@ typedef struct {
 // Returns it for a gradient of the embedding that is summed apart.
 ZeroWte zero_wte_in_shard(const ZeroPlan* plan);
 
+// Returns the elements of a token embedding whose gradient is summed apart.
+static inline size_t zero_embedding_elements(const Map* m) {
+    return tensor_layer_elements(&m->rows[m->shards[map_embedding(m)->first].tensor]);
+}
+
 // ---- micro-steps ----
 
 // Returns the micro-steps of an update of `sequences` in micro-batches of up to B.
