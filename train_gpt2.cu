@@ -342,7 +342,6 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     const MapOf map = settled_map(s, ZERO_LAYERS_IN_MEMORY);
     map_open(&model->map, &model->memory, MEMORY_HOST, &map, grid_rank(&s->ranks.grid));
     optimizer_state_open(&model->state, s->optimizer, &model->map);
-    state_open_places(&model->state, &s->zero);
     open_parameters(model, s);
     open_positions(model, s);
     open_gradients(model, s);

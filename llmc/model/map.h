@@ -69,6 +69,15 @@ static inline MapBuckets map_buckets(const Map* m, int l) {
     return map_group(m, l < 0 ? 0 : 1 + model_copy(m->cfg, l));
 }
 
+// Returns the elements of all buckets of group g.
+static inline size_t map_group_elements(const Map* m, int g) {
+    size_t elements = 0;
+    for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
+        elements += m->buckets[i].elements;
+    }
+    return elements;
+}
+
 // Returns the bucket of group g that is trained, or NULL.
 static inline const Bucket* map_trained(const Map* m, int g) {
     for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
@@ -112,6 +121,14 @@ static inline size_t map_range_at(const Map* m, const MapRange* range, MapSpace 
 // Returns the pointers of layer l, and of what is outside of the blocks, into the memory of a space
 // with elements of `bytes`; NULL: not there.
 ModelParameters map_bind(const Map* m, MapSpace space, void* memory, size_t bytes, int l);
+
+// Sets the rows of the parameters as PARAMETERS has them if no layers take turns, and returns the
+// bytes of all.
+static inline size_t map_parameter_rows(const Map* m, TensorRow rows[MODEL_PARAMETER_ROWS],
+                                        size_t element_bytes) {
+    return model_sharded_rows_of(rows, m->cfg, element_bytes, m->of.trains ? m->of.data : 1,
+                                 m->totals.frozen);
+}
 
 // Sets the next interval of a rank's reduced gradient that counts in its norm, in whole units, from
 // shard i on. Returns the shard after it; 0: there is none.

@@ -172,6 +172,7 @@ typedef struct {
     size_t largest_gradient; // of a bucket: elements, all copies
     size_t updated;          // elements of OWNED in trained buckets, the first ones
     int first_block;         // the lowest block of parameters that has a trained bucket
+    unsigned frozen;         // bit i: row i lies in frozen buckets alone
 } MapTotals;
 
 // Called for a bucket, with NULL and before its shards are counted, and then for each of its
@@ -611,6 +612,7 @@ MapTotals map_totals(const MapOf* of, int rank) {
     totals.elements[MAP_OWNED] = w.at_frozen;
     memcpy(totals.slots, w.slots, sizeof(w.slots));
     totals.first_block = w.first_block;
+    totals.frozen = w.frozen;
     totals.buckets = w.num_buckets;
     totals.shards = w.num_shards;
     return totals;

@@ -3,11 +3,10 @@ optimizer.h -- the optimizers as tables: which rule updates a parameter, which s
 and where that state lies in memory; and the update on the CPU.
 
 An optimizer has a rule for each kind of parameter (model.h). A rule has some of the slots below for
-every parameter that it updates. The array of a slot is compact: group after group, and in a group
-tensor after tensor in the order of memory. It holds only parameters whose rule has the slot, and of
-these only what this rank updates (zero.h). The padding behind a tensor belongs to it. Master
-weights lie as owned elements do; frozen parameters have them, too. Owned elements a ... b-1 have
-one interval in every slot.
+every parameter that it updates. The array of a slot is compact: it holds only parameters whose rule
+has the slot, and of these only what this rank updates, in the order of the map (map_walk.h), with
+the padding behind a tensor. Master weights lie as owned elements do; frozen parameters have them,
+too. Owned elements a ... b-1 have one interval in every slot.
 
 Some rules sum up or multiply whole matrices, whose parts can belong to several ranks. One of these,
 the owner (matrices.h), makes the update of a matrix (owners.h), and it alone keeps the state that
@@ -37,7 +36,6 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/muon.h"
 #include "llmc/optim/mup.h"
 #include "llmc/optim/soap.h"
-#include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -139,20 +137,8 @@ typedef struct {
     float least; // no value is below it
     // place of its array in the allocation of all state; no bytes: unused
     size_t offset_bytes, bytes;
-    // master weights only: elements of frozen parts, the last ones in the array
-    size_t frozen;
-    // Slots of elements: those of group 0 in the array, and of each other group; the first block
-    // that has any (ZeroPlan.first_block); begin of a row, counted from the begin of its group.
-    size_t once, block;
-    int first;
-    size_t begin[MODEL_PARAMETER_ROWS];
+    size_t frozen; // master weights only: elements that are not updated, the last ones in the array
 } StateSlot;
-
-// The part of a row, with the padding behind it, that this rank updates; counted from the begin of
-// its piece of the group. All trained blocks have the same.
-typedef struct {
-    size_t begin, count;
-} StateSpan; // old
 
 typedef struct {
     Optimizer optimizer;
@@ -161,10 +147,9 @@ typedef struct {
     UpdateRule rule[MODEL_PARAMETER_ROWS];
     MupFactors factors[MODEL_PARAMETER_ROWS]; // of the settings of an update; decay may be 0
     unsigned slots_of[MODEL_PARAMETER_ROWS];  // bit i: the row has slot i
-    TensorRow rows[MODEL_PARAMETER_ROWS];     // bytes are elements of full arrays
+    TensorRow rows[MODEL_PARAMETER_ROWS];     // of the part that this rank has; bytes are elements
     TensorRow whole[MODEL_PARAMETER_ROWS];    // sizes in the model of which `cfg` is a part
-    StateSpan span[MODEL_PARAMETER_ROWS];
-    Matrices matrices[MATRICES_MOST]; // what is updated as a whole, in the order of the table
+    Matrices matrices[MATRICES_MOST];         // what is updated as a whole, in the order of the table
     int num_matrices;
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
@@ -207,20 +192,6 @@ int state_needs_tensors(const OptimizerState* s, int g);
 // Returns the slot of master weights; STATE_SLOTS if they have none.
 int state_master_slot(MasterWeights master);
 
-// Return the begin of group g in the array of a slot, and its elements, without its frozen part;
-// frozen blocks have none.
-size_t state_group_begin(const OptimizerState* s, int slot, int g);
-
-static inline size_t state_group_elements(const OptimizerState* s, int slot, int g) {
-    return state_group_begin(s, slot, g + 1) - state_group_begin(s, slot, g);
-}
-
-// Returns the begin of block 0 among the elements of a slot as if no block were frozen. It may be
-// below 0, and then wraps around.
-static inline size_t state_blocks_begin(const StateSlot* slot) {
-    return slot->once - (size_t)slot->first * slot->block;
-}
-
 // Returns the bytes of an array in the allocation of all state, rounded up so that the next one
 // starts aligned.
 size_t state_slot_room(const StateSlot* slot);
@@ -231,9 +202,6 @@ void optimizer_layout(OptimizerState* s, Optimizer optimizer, ModelConfig cfg);
 // Places the state of what a rank has in one allocation of s->bytes. The map may be one of a dry
 // run; it must outlive the state.
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const Map* map);
-
-// Sets the old places: StateSpan, and once, block, first and begin of each slot.
-void state_open_places(OptimizerState* s, const ZeroPlan* zero);
 
 // Takes the block for all state, on the device; each slot is a kind.
 void optimizer_state_take(OptimizerState* s, Memory* memory);
@@ -274,24 +242,15 @@ static inline int state_matrix_group(const OptimizerState* s, OwnedMatrix x) {
     return s->rows[x.of->row].place == PLACE_BLOCK ? 1 + x.copy : 0;
 }
 
-// Returns the begin of a range in the array of a slot of elements that it has.
-size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range);
-
-// Returns how many elements of a slot belong to the owned elements before `owned`.
-size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned);
-
 // Returns the array of a slot; NULL if nothing has the slot, or without memory.
 void* state_slot_array(const OptimizerState* s, int slot);
 
-// Returns the number of the random word (RoundingWords) of the first element of a copy of a row.
-// The words of a tensor are numbered by its elements, its layer, and the tensor rank that has a
-// part. So they do not depend on the layers, experts and other tensors that a rank has.
-uint64_t state_word(const OptimizerState* s, int row, int copy);
-
 enum { STATE_WORD_LAYER = 40, STATE_WORD_RANK = 52 }; // lowest bits of these numbers
 
-// Return the begin of owned elements of a trained tensor in the array of a slot that has them, and
-// their array, NULL if they do not have the slot; and the number of their first random word.
+// Return the begin of owned elements of a tensor in the array of a slot that has them, and their
+// array, NULL if they do not have the slot; and the number of their first random word
+// (RoundingWords): the words of a tensor are numbered by its elements, its layer, and the tensor rank
+// that has a part. So they do not depend on the layers, experts and other tensors that a rank has.
 size_t state_range_begin(const OptimizerState* s, int slot, const MapRange* range);
 void* state_range(const OptimizerState* s, int slot, const MapRange* range);
 uint64_t state_range_word(const OptimizerState* s, const MapRange* range);
@@ -444,12 +403,6 @@ int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
     return s->slots[slot].shape >= SLOT_MATRIX || (slot == STATE_V && s->rule[row] == RULE_FULL);
 }
 
-// Returns the elements of a slot of elements that this rank has of a row: in group 0, or in one
-// block.
-static size_t state_kept_elements_(const OptimizerState* s, int slot, int row) {
-    return state_slot_is_whole(s, slot, row) ? 0 : state_slot_elements(s, slot, row, s->span[row].count);
-}
-
 int state_needs_tensors(const OptimizerState* s, int g) {
     int needs = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -508,36 +461,6 @@ static unsigned state_too_long_(const OptimizerState* s, int row) {
     return slots;
 }
 
-// Returns the size of the trained part of a row's group: group 0, or block 0 as if it had
-// gradients.
-static size_t state_part_elements_(const OptimizerState* s, const ZeroPlan* zero, int row) {
-    return s->rows[row].place == PLACE_BLOCK ? zero->trained_block : zero->trained_once;
-}
-
-// Returns the end of a row, or of its first layer, with its padding, counted from the begin of its
-// group.
-static size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
-    size_t end = state_part_elements_(s, zero, row);
-    for (int i = MODEL_PARAMETER_ROWS - 1; i > row; i--) {
-        const int is_behind =
-            s->rows[i].place == s->rows[row].place && zero_has_row(zero, i) && !tensor_is_absent(&s->rows[i]);
-        end = is_behind ? tensor_offset_in_group(&s->rows[i]) : end;
-    }
-    return end;
-}
-
-// Returns the part of a row, padding included, that lies in this rank's piece of its group.
-static StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
-    const ZeroCut own = zero_owned_cut(zero, s->rows[row].place == PLACE_BLOCK ? 1 : 0);
-    const size_t count = state_part_elements_(s, zero, row) / (size_t)own.parts,
-                 piece = (size_t)own.part * count;
-    size_t begin = tensor_offset_in_group(&s->rows[row]), end = state_row_end_(s, zero, row);
-    begin = begin > piece ? begin : piece;
-    end = end < piece + count ? end : piece + count;
-    const StateSpan span = {begin < end ? begin - piece : 0, begin < end ? end - begin : 0}, none = {0, 0};
-    return zero_has_row(zero, row) && !tensor_is_absent(&s->rows[row]) ? span : none;
-}
-
 size_t state_matrix_elements(const OptimizerState* s, int slot, const Matrices* m) {
     if (!state_slot_has(s, slot, m->row) || !state_slot_is_whole(s, slot, m->row)) {
         return 0;
@@ -580,16 +503,6 @@ static size_t state_copies_before_(const OptimizerState* s, const Matrices* m, i
     return is_once ? (size_t)(g > 0 ? m->copies : 0) : (size_t)(blocks > 0 ? blocks : 0);
 }
 
-size_t state_group_begin(const OptimizerState* s, int slot, int g) {
-    const StateSlot* of = &s->slots[slot];
-    size_t begin = g == 0 ? 0 : of->once + (size_t)(g > of->first ? g - 1 - of->first : 0) * of->block;
-    for (int k = 0; k < s->num_matrices; k++) {
-        begin +=
-            state_matrices_before_(s, slot, &s->matrices[k], state_copies_before_(s, &s->matrices[k], g));
-    }
-    return begin;
-}
-
 size_t state_matrix_begin(const OptimizerState* s, int slot, OwnedMatrix x) {
     const int g = state_matrix_group(s, x);
     const size_t copy = (size_t)(x.copy - x.of->first_copy), count = (size_t)x.of->count;
@@ -614,22 +527,6 @@ void* state_matrix(const OptimizerState* s, int slot, OwnedMatrix x) {
 size_t state_slot_room(const StateSlot* slot) {
     const size_t align = TENSOR_ALIGN * sizeof(float);
     return (slot->bytes + align - 1) / align * align;
-}
-
-void state_open_places(OptimizerState* s, const ZeroPlan* zero) {
-    zero_parameter_rows(s->rows, zero, s->cfg, 1);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        s->span[i] = state_span_(s, zero, i);
-    }
-    for (int slot = 0; slot < STATE_MASTER; slot++) {
-        StateSlot* to = &s->slots[slot];
-        to->first = zero->first_block;
-        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-            size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
-            to->begin[i] = *of_group;
-            *of_group += state_kept_elements_(s, slot, i);
-        }
-    }
 }
 
 // Returns the elements of a slot that this rank has.
@@ -660,15 +557,6 @@ static MupFactors state_factors_(Optimizer optimizer, ModelConfig cfg, const Ten
     f.rate *= optimizer.lr_scale[row->kind];
     f.decay *= (float)row->decay;
     return f;
-}
-
-uint64_t state_word(const OptimizerState* s, int row, int copy) {
-    const TensorRow* r = &s->rows[row];
-    const ModelPart part = s->cfg.part;
-    const int layer = r->in_block ? part.first_layer + tensor_lowest_layer(r, copy) : 0,
-              rank = r->split == SPLIT_NONE ? 0 : part.tensor_rank;
-    const size_t before = r->split == SPLIT_EXPERTS ? (size_t)part.expert_rank * tensor_layer_elements(r) : 0;
-    return ((uint64_t)rank << STATE_WORD_RANK) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
 }
 
 void optimizer_layout(OptimizerState* s, Optimizer optimizer, ModelConfig cfg) {
@@ -747,40 +635,6 @@ double optimizer_bytes(const OptimizerState* s, size_t param_bytes, size_t gradi
         bytes += 2 * state_moved_bytes(&s->slots[slot]);
     }
     return bytes;
-}
-
-size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
-    const StateSlot* of = &s->slots[slot];
-    return slot >= STATE_MASTER
-               ? range->owned
-               : state_group_begin(s, slot, range->group) + of->begin[range->row] +
-                     state_slot_elements(s, slot, range->row, range->in_piece - s->span[range->row].begin);
-}
-
-size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned) {
-    int g = zero->groups - 1;
-    if (slot >= STATE_MASTER) {
-        return s->slots[slot].bytes > 0 ? owned : 0;
-    }
-    while (g > 0 && zero_piece(zero, g, ZERO_TRAINED).owned > owned) {
-        g--;
-    }
-    const size_t offset =
-        owned - zero_piece(zero, g, ZERO_TRAINED).owned; // in frozen parts more than a group
-    size_t position = state_group_begin(s, slot, g), elements = 0;
-    const size_t all = state_group_elements(s, slot, g);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (all > 0 && tensor_is_in_group(&s->rows[i], g) && s->span[i].begin < offset) {
-            const size_t before = offset - s->span[i].begin, count = s->span[i].count;
-            const int is_all = before >= count;
-            position += is_all                            ? state_kept_elements_(s, slot, i)
-                        : state_slot_is_whole(s, slot, i) ? 0
-                                                          : state_slot_elements(s, slot, i, before);
-        }
-        elements += tensor_is_in_group(&s->rows[i], g) ? state_kept_elements_(s, slot, i) : 0;
-    }
-    // a group that has matrices is not cut
-    return position + (offset > 0 ? all - elements : 0);
 }
 
 void* state_slot_array(const OptimizerState* s, int slot) {

@@ -114,6 +114,9 @@ static void check_slots(const Map* m) {
 // The pointers of a layer are the places of its tensors.
 static void check_bind(const Map* m) {
     static char memory[1];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t all = map_parameter_rows(m, rows, 1);
+    EXPECT(m->of.ring_parameters > 0 || all == m->totals.elements[MAP_PARAMETERS], "%zu parameters", all);
     for (int l = 0; l < m->cfg.L; l++) {
         const ModelParameters p = map_bind(m, MAP_PARAMETERS, memory, 1, l);
         for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -124,6 +127,9 @@ static void check_bind(const Map* m) {
             EXPECT(s ? at == memory + map_at(m, s, MAP_PARAMETERS) : at == NULL, "%s of layer %d",
                    m->rows[i].name, l);
             EXPECT(!s || s->piece.first == 0, "%s of layer %d", m->rows[i].name, l);
+            EXPECT(!s || m->of.ring_parameters > 0 ||
+                       at == (char*)tensor_at_layer(&rows[i], memory, tensor_copy(&rows[i], l)),
+                   "the row of %s in layer %d", m->rows[i].name, l);
         }
     }
 }

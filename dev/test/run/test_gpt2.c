@@ -1026,7 +1026,7 @@ static void open_frozen(Model* model, const char* list, Options options) {
 static void accumulate(Model* model, const State* s) {
     for (int micro = 0; micro < 2; micro++) {
         const MicroStep step = {micro, 1, 1, micro == 1};
-        const int adds = micro > 0 && model->zero.plan.stage < 2;
+        const int adds = micro > 0 && model->map.of.stage < 2;
         model_forward(model, batch_of(s));
         model_backward(model, batch_of(s), 0.01f, adds ? GRADIENT_ADD : GRADIENT_SET, step, NULL);
     }
@@ -1338,7 +1338,7 @@ static double gradients_of_four(Model* model) {
     for (int micro = 0; micro < 2; micro++) {
         const MicroStep step = {micro, 1, 1, micro == 1};
         const Batch batch = {tokens, tokens + 1, NULL, FOUR_B - micro, FOUR_T, FOUR_N};
-        const int adds = micro > 0 && model->zero.plan.stage < 2;
+        const int adds = micro > 0 && model->map.of.stage < 2;
         model_forward(model, batch);
         model_backward(model, batch, 0.1f, adds ? GRADIENT_ADD : GRADIENT_SET, step, NULL);
         sum += batch_loss(model, batch);
@@ -1382,7 +1382,7 @@ static void test_share(const char* share, Options options) {
     const size_t bytes = (size_t)FOUR.V * sizeof(float);
     const float* logits = model_prefill(&model, 0, ids, 3);
     EXPECT(memcmp(logits, model_prefill(&whole, 0, ids, 3), bytes) == 0, "%s: logits of a text", share);
-    options.ranks.zero = model.zero.plan.stage;
+    options.ranks.zero = model.map.of.stage;
     threads_set(1);
     open_four(&again, share, options);
     EXPECT(gradients_of_four(&again) == loss, "%s: loss of one thread", share);
