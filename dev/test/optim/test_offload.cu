@@ -141,6 +141,24 @@ static void expect_updated(const char* what, const OptimizerState* state, State 
     }
 }
 
+// A dry run, whose map has no ranges, finds the same chunks.
+static void expect_same_layout(const char* what, const OptimizerState* state) {
+    Memory dry = memory_dry();
+    Map map;
+    OptimizerState planned = *state;
+    OffloadLayout want, got;
+    map_open(&map, &dry, MEMORY_HOST, &state->map->of, state->map->rank);
+    planned.map = &map;
+    offload_layout_open(&want, state);
+    offload_layout_open(&got, &planned);
+    EXPECT(got.chunks == want.chunks && got.bytes == want.bytes &&
+               memcmp(got.room, want.room, sizeof(got.room)) == 0,
+           "%s: %zu chunks of %zu bytes, a dry run has %zu of %zu", what, want.chunks, want.bytes, got.chunks,
+           got.bytes);
+    offload_layout_close(&got);
+    offload_layout_close(&want);
+}
+
 template <class T>
 static void test_same_bits(const char* what, ModelConfig cfg, Optimizer optimizer, int stage,
                            const char* frozen, const Gpu* gpu) {
@@ -156,6 +174,7 @@ static void test_same_bits(const char* what, ModelConfig cfg, Optimizer optimize
     optimizer_open<T>(&plan, &memory, &state);
     EXPECT(n > 4 * OFFLOAD_CHUNK && map->totals.updated % OFFLOAD_CHUNK, "%s: %zu elements are no test", what,
            n);
+    expect_same_layout(what, &state);
     const State s = state_open(&state, n);
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);
     const Gradient grads = {gradient, DTYPE_FP32};
