@@ -184,24 +184,39 @@ static void batch_tokens(int tokens[BATCHES * N], int targets[BATCHES * N]) {
     }
 }
 
+// Returns the place of a shard in all parameters on the host.
+static float* shard_on_host(const Model* model, const Shard* s, float* all) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    rows_on_host(rows, model->cfg);
+    const int copy = s->layer < 0 ? 0 : model_copy(model->cfg, s->layer);
+    return (float*)tensor_at_layer(&rows[s->tensor], all, copy) + s->piece.logical + s->piece.first;
+}
+
+static size_t group_elements(const Model* model, int g) {
+    size_t elements = 0;
+    for (int i = map_group(&model->map, g).first; i < map_group(&model->map, g).end; i++) {
+        elements += model->map.buckets[i].elements;
+    }
+    return elements;
+}
+
 // Copies the tensors of group g from all parameters on the host to a group of Transfer, or back.
 typedef enum { TO_GROUP, FROM_GROUP } GroupCopy;
 static void copy_group(const Model* model, int g, float* group, float* all, GroupCopy copy) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    rows_on_host(rows, model->cfg);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (tensor_is_in_group(&rows[i], g)) {
-            void *inside = tensor_in_group(&model->transfer.rows[i], group),
-                 *outside = tensor_at_layer(&rows[i], all, tensor_group_copy(g));
+    const Map* m = &model->map;
+    for (int i = map_group(m, g).first; i < map_group(m, g).end; group += m->buckets[i].elements, i++) {
+        for (int k = m->buckets[i].first; k < m->buckets[i].first + m->buckets[i].count; k++) {
+            const Shard* s = &m->shards[k];
+            float *inside = group + s->offset, *outside = shard_on_host(model, s, all);
             memcpy(copy == TO_GROUP ? inside : outside, copy == TO_GROUP ? outside : inside,
-                   tensor_layer_elements(&rows[i]) * sizeof(float));
+                   s->piece.count * sizeof(float));
         }
     }
 }
 
 static void upload_weights(Model* model, const float* weights) {
-    for (int g = 0; g < model->zero.plan.groups; g++) {
-        const size_t elements = zero_group_elements(&model->zero.plan, g);
+    for (int g = 0; g < model_groups(model->cfg); g++) {
+        const size_t elements = group_elements(model, g);
         float* group = (float*)check_alloc(elements, sizeof(float), "weights");
         copy_group(model, g, group, (float*)weights, TO_GROUP);
         transfer_upload_group(&model->transfer, g, group);
@@ -306,28 +321,19 @@ static void group_on_host(Model* model, int g, float* group) {
                       dtype == DTYPE_FP32   ? SAFETENSORS_F32
                       : dtype == DTYPE_BF16 ? SAFETENSORS_BF16
                                             : SAFETENSORS_F16,
-                      zero_group_elements(&model->zero.plan, g));
+                      group_elements(model, g));
 }
 
-// Returns all parameters. The caller frees them.
+// Returns all parameters, laid out by rows_on_host. The caller frees them.
 static float* parameters_on_host(Model* model) {
-    float* values =
-        (float*)check_alloc(zero_count(&model->zero.plan, ZERO_FULL), sizeof(float), "parameters");
-    for (int g = 0; g < model->zero.plan.groups; g++) {
-        group_on_host(model, g, values + zero_group_begin(&model->zero.plan, g));
-    }
-    return values;
-}
-
-// Returns all parameters of a model with frozen ones, laid out by rows_on_host.
-static float* frozen_parameters_on_host(Model* model) {
-    float *all = (float*)check_alloc(zero_count(&model->zero.plan, ZERO_FULL), sizeof(float), "parameters"),
-          *group = (float*)check_alloc(zero_largest_group(&model->zero.plan), sizeof(float), "parameters");
-    for (int g = 0; g < model->zero.plan.groups; g++) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    float* all = (float*)check_alloc(rows_on_host(rows, model->cfg), 1, "parameters");
+    for (int g = 0; g < model_groups(model->cfg); g++) {
+        float* group = (float*)check_alloc(group_elements(model, g), sizeof(float), "parameters");
         group_on_host(model, g, group);
         copy_group(model, g, group, all, FROM_GROUP);
+        free(group);
     }
-    free(group);
     return all;
 }
 
@@ -336,54 +342,41 @@ static float* frozen_parameters_on_host(Model* model) {
 // directions.
 static int is_key_bias(const Model* model, int row, size_t element) {
     const size_t C = (size_t)model->cfg.C;
-    return model->cfg.arch == ARCH_GPT2 && strcmp(model->parameter_rows[row].name, "qkvb") == 0 &&
+    return model->cfg.arch == ARCH_GPT2 && strcmp(model->map.rows[row].name, "qkvb") == 0 &&
            element % (3 * C) / C == 1;
 }
 
-// Expects zeros between the tensors. Returns the number of these elements.
-static size_t expect_padding(const char* what, const ZeroPlan* plan, const TensorRow* rows,
-                             const float* got) {
-    const size_t count = zero_count(plan, ZERO_GRADIENT);
+// Compares each trained tensor by name, except key biases, in arrays that are laid out as gradients,
+// as parameters are if none is frozen; expects padding of zeros between tensors.
+static void expect_tensors(const char* what, const Model* model, const float* got, const float* want,
+                           double tolerance) {
+    const Map* m = &model->map;
+    const size_t count = m->totals.updated;
+    double error[MODEL_PARAMETER_ROWS] = {}, size[MODEL_PARAMETER_ROWS] = {};
     char* is_tensor = (char*)check_alloc(count, 1, "elements");
     size_t padding = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (size_t j = 0; zero_has_row(plan, i) && j < tensor_elements(&rows[i]); j++) {
-            is_tensor[(float*)test_element(&rows[i], got, j) - got] = 1;
+    for (int i = 0; i < m->num_shards; i++) {
+        const Shard* s = &m->shards[i];
+        for (size_t k = 0; map_has(m, s, MAP_GRADIENTS) && k < s->piece.count; k++) {
+            const size_t at = map_at(m, s, MAP_OWNED) + k; // one rank: gradients that take no turns
+            const int is_key = is_key_bias(model, s->tensor, s->piece.logical + s->piece.first + k);
+            error[s->tensor] += is_key ? 0 : pow((double)got[at] - want[at], 2);
+            size[s->tensor] += pow(want[at], 2);
+            is_tensor[at] = 1;
         }
+    }
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const Shard* s = map_find(m, i, 0);
+        const int is_absent = !s || !map_has(m, s, MAP_GRADIENTS);
+        EXPECT_NEAR(is_absent ? 0 : sqrt(error[i] / size[i]), 0, tolerance, "%s of %s", what,
+                    m->rows[i].name);
     }
     for (size_t i = 0; i < count; i++) {
         EXPECT(is_tensor[i] || got[i] == 0, "%s: padding at %zu is %g", what, i, got[i]);
         padding += !is_tensor[i];
     }
+    EXPECT(padding > 0, "%s: no padding to check", what);
     free(is_tensor);
-    return padding;
-}
-
-// Compares each trained tensor by name, except key biases.
-static void expect_rows(const char* what, const Model* model, const TensorRow* rows, const float* got,
-                        const float* want, double tolerance) {
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        double error = 0, size = 0;
-        const int is_absent = tensor_is_absent(&rows[i]) || !zero_has_row(&model->zero.plan, i);
-        for (size_t j = 0; !is_absent && j < tensor_elements(&rows[i]); j++) {
-            const double w = *(const float*)test_element(&rows[i], want, j),
-                         g = *(const float*)test_element(&rows[i], got, j);
-            const double difference = is_key_bias(model, i, j) ? 0 : g - w;
-            error += difference * difference;
-            size += w * w;
-        }
-        EXPECT_NEAR(is_absent ? 0 : sqrt(error / size), 0, tolerance, "%s of %s", what, rows[i].name);
-    }
-}
-
-// Compares tensors that are laid out as gradients, as parameters are if none is frozen; expects
-// padding between them.
-static void expect_tensors(const char* what, const Model* model, const float* got, const float* want,
-                           double tolerance) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    zero_gradient_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
-    expect_rows(what, model, rows, got, want, tolerance);
-    EXPECT(expect_padding(what, &model->zero.plan, rows, got) > 0, "%s: no padding to check", what);
 }
 
 // Expects that each token of the batches has been counted for the experts that it takes, and
@@ -469,15 +462,15 @@ typedef struct {
 // Copies the gradients to the host, tensor by tensor; not of tensors that are never trained, which
 // only ZeRO-3 has in its arrays. Returns their bytes.
 static size_t copy_trained_gradients(char* out, const Model* model) {
+    const Map* m = &model->map;
     const Gradient gradient = zero_gradient(&model->zero);
     size_t bytes = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &model->gradient_rows[i];
-        const size_t count = tensor_layer_elements(row) * dtype_bytes(gradient.dtype);
-        for (int k = 0; k < row->layers && row->kind != KIND_FIXED; k++) {
-            const size_t begin = (row->offset_bytes + (size_t)k * row->layer_bytes) / row->element_bytes;
-            CUDA_CHECK(cudaMemcpy(out + bytes, (char*)gradient.data + begin * dtype_bytes(gradient.dtype),
-                                  count, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < m->num_shards; i++) {
+        const Shard* s = &m->shards[i];
+        if (map_has(m, s, MAP_REDUCED) && m->rows[s->tensor].kind != KIND_FIXED) {
+            const size_t each = dtype_bytes(gradient.dtype), count = s->piece.count * each;
+            CUDA_CHECK(cudaMemcpy(out + bytes, (char*)gradient.data + map_at(m, s, MAP_REDUCED) * each, count,
+                                  cudaMemcpyDeviceToHost));
             bytes += count;
         }
     }
@@ -497,8 +490,9 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
         model_update(model, update);
     }
     test_gradients(model, tokens, targets);
-    const size_t room = zero_count(&model->zero.plan, ZERO_GRADIENT) * sizeof(float),
-                 result = step_result_bytes(BATCHES), statistics = model->results.statistics_bytes;
+    const size_t room = model->map.totals.elements[MAP_SUMS] * sizeof(float), // of one rank: all gradients
+
+        result = step_result_bytes(BATCHES), statistics = model->results.statistics_bytes;
     char* data = (char*)check_alloc(room + result + statistics, 1, "gradients");
     const size_t bytes = copy_trained_gradients(data, model);
     const Bits bits = {data, bytes + result + statistics};
@@ -647,29 +641,26 @@ static void test_same_bits_of_experts(const ModelConfig* cfg) {
 
 // Returns the gradient of this model's update, on the host, as fp32; zero where it has none.
 static float* gradient_on_host(Model* model) {
-    const ZeroPlan* zero = &model->zero.plan;
+    const Map* m = &model->map;
+    const MapSpace space = map_update_space(m);
     const Gradient gradient = zero_update_gradient(&model->zero);
-    const size_t bytes = zero_count(zero, ZERO_GRADIENT) * dtype_bytes(gradient.dtype);
-    char* raw = (char*)check_alloc(bytes, 1, "gradient");
-    float* values = (float*)check_alloc(zero_count(&model->zero.plan, ZERO_FULL), sizeof(float), "gradient");
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    float* values = (float*)check_alloc(rows_on_host(rows, model->cfg), 1, "gradient");
     zero_wait_for_gradient(&model->zero);
-    gpu_copy(raw, gradient.data, bytes, &model->gpu);
-    TensorRow rows[MODEL_PARAMETER_ROWS], from[MODEL_PARAMETER_ROWS];
-    rows_on_host(rows, model->cfg);
-    zero_parameter_rows(from, zero, model->cfg, 1);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int k = 0; k < rows[i].layers; k++) {
-            const int g = tensor_group(&rows[i], tensor_lowest_layer(&rows[i], k));
-            const int has = zero_has_gradient(zero, g) && zero_has_row(zero, i);
-            float* to = (float*)tensor_at_layer(&rows[i], values, k);
-            const size_t at = zero_gradient_begin(zero, g) + tensor_offset_in_group(&from[i]);
-            for (size_t e = 0; has && e < tensor_layer_elements(&rows[i]); e++) {
-                to[e] =
-                    gradient.dtype == DTYPE_FP32 ? ((float*)raw)[at + e] : to_float(((floatX*)raw)[at + e]);
+    for (int i = 0; i < m->num_shards; i++) {
+        const Shard* s = &m->shards[i];
+        const size_t bytes = dtype_bytes(gradient.dtype);
+        if (map_has(m, s, space)) {
+            char* raw = (char*)check_alloc(s->piece.count, bytes, "gradient");
+            gpu_copy(raw, (char*)gradient.data + map_at(m, s, space) * bytes, s->piece.count * bytes,
+                     &model->gpu);
+            float* to = shard_on_host(model, s, values);
+            for (size_t e = 0; e < s->piece.count; e++) {
+                to[e] = gradient.dtype == DTYPE_FP32 ? ((float*)raw)[e] : to_float(((floatX*)raw)[e]);
             }
+            free(raw);
         }
     }
-    free(raw);
     return values;
 }
 
@@ -685,11 +676,11 @@ static void test_freeze(Settings settings, const char* list, const float* weight
     test_gradients(whole, tokens, targets);
     test_gradients(model, tokens, targets);
     float *want = gradient_on_host(whole), *got = gradient_on_host(model),
-          *before = frozen_parameters_on_host(model);
+          *before = parameters_on_host(model);
     const Update update = {1e-1f,     0.9f, 0.95f,           1e-8f, 0.1f, 1 / loss_scale(), 1,
                            DECAY_ALL, 0,    ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
     model_update(model, update);
-    float* after = frozen_parameters_on_host(model);
+    float* after = parameters_on_host(model);
     TensorRow rows[MODEL_PARAMETER_ROWS];
     rows_on_host(rows, model->cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {

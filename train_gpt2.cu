@@ -83,9 +83,13 @@ struct Model {
     int use_graph;    // replay micro-steps
     DType grad_dtype; // of the parameters' gradients
     Gpu gpu;
-    TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
-    // where a backward pass leaves gradients, of grad_dtype
-    TensorRow gradient_rows[MODEL_PARAMETER_ROWS];
+    TensorRow parameter_rows[MODEL_PARAMETER_ROWS]; // of parameters in 8 bits
+    TensorRow activation_rows[MODEL_ACTIVATION_ROWS];
+    Map map; // of the elements of all tensors
+    // (L) of each layer, with those outside of the blocks; gradients: no data where nothing is
+    // trained
+    ModelParameters* layers;
+    ModelGradients* gradients;
     OptimizerState state; // on the GPU, or offloaded
     size_t parameter_bytes, gradient_bytes, activation_bytes;
     Comm* comm;
@@ -100,7 +104,6 @@ struct Model {
     void *params_memory, *grads_memory, *acts_memory;
     Offload offload;
     OffloadResiduals residuals;
-    ModelParameters params;
     ModelActivations acts;
     DecoderGpu decoder; // generation: its activations are in the same memory
 
@@ -126,7 +129,6 @@ struct Model {
     StepResults results;
     int sources;       // of a mixture, whose losses are in the results; else 0
     int* is_top;       // (N) of the targets of a task, on the GPU
-    Map map;           // where each element is
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
 
@@ -140,17 +142,30 @@ static double update_micro_steps(const Settled* s) {
     return ceil((double)s->micro_batches / s->ranks.grid.shape.data);
 }
 
+// Returns the parameters of layer l, and those outside of the blocks.
+static ModelParameters parameters_at_layer(const Model* model, int is_quantized, int l) {
+    ModelParameters all;
+    if (!is_quantized) {
+        return map_bind(&model->map, MAP_PARAMETERS, model->params_memory, sizeof(floatX), l);
+    }
+    tensor_rows_bind(&all, model->parameter_rows, MODEL_PARAMETER_ROWS, model->params_memory);
+    return model_parameters_at_layer(all, model->parameter_rows, l);
+}
+
 // Opens the parameters.
 static void open_parameters(Model* model, const Settled* s) {
-    TensorRow* rows = model->parameter_rows;
+    const ModelConfig cfg = model->cfg;
     const int is_quantized = s->options.texts.quantize;
-    zero_parameter_rows(rows, &s->zero, model->cfg, sizeof(floatX));
     model->parameter_bytes = is_quantized
-                                 ? quantized_parameter_rows(rows, model->cfg, sizeof(floatX))
-                                 : zero_params_elements(&s->zero, ZERO_LAYERS_IN_MEMORY) * sizeof(floatX);
+                                 ? quantized_parameter_rows(model->parameter_rows, cfg, sizeof(floatX))
+                                 : model->map.totals.elements[MAP_PARAMETERS] * sizeof(floatX);
     model->params_memory = memory_take(&model->memory, is_quantized ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
-    tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
+    model->layers = (ModelParameters*)memory_take(&model->memory, "scratch: pointers", MEMORY_HOST,
+                                                  (size_t)cfg.L * sizeof(ModelParameters));
+    for (int l = 0; l < cfg.L && model->layers; l++) {
+        model->layers[l] = parameters_at_layer(model, is_quantized, l);
+    }
 }
 
 // Opens rotary positions and windows of attention, if the model has any.
@@ -165,27 +180,29 @@ static void open_positions(Model* model, const Settled* s) {
 
 // Opens the gradients, if there are any, and what divides the model among ranks.
 static void open_gradients(Model* model, const Settled* s) {
-    const size_t element_bytes = dtype_bytes(model->grad_dtype);
-    zero_gradient_rows(model->gradient_rows, &s->zero, model->cfg, element_bytes);
+    const ModelConfig cfg = model->cfg;
     if (s->use == USE_TRAIN) {
-        model->gradient_bytes = zero_grads_elements(&s->zero, ZERO_LAYERS_IN_MEMORY) * element_bytes;
+        model->gradient_bytes = model->map.totals.elements[MAP_GRADIENTS] * dtype_bytes(model->grad_dtype);
         model->grads_memory = memory_take(&model->memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
+        model->gradients = (ModelGradients*)memory_take(&model->memory, "scratch: pointers", MEMORY_HOST,
+                                                        (size_t)cfg.L * sizeof(ModelGradients));
+        tensor_parts_open(&model->parts, &model->memory, MEMORY_PINNED, &model->map);
     }
     const Gradient grads = {model->grads_memory, model->grad_dtype};
-    if (s->use == USE_TRAIN) {
-        tensor_parts_open(&model->parts, &model->memory, model->cfg, &s->zero, model->gradient_rows);
-    }
-    zero_open(&model->zero, &model->memory, s->zero,
+    zero_open(&model->zero, &model->memory, s->zero, &model->map,
               s->options.memory.offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
               update_micro_steps(s), model->params_memory, DTYPE_OF(floatX), grads, &model->groups,
               &model->gpu);
+    for (int l = 0; l < cfg.L && model->gradients; l++) {
+        model->gradients[l] = zero_bind_gradients(&model->zero, l);
+    }
 }
 
 // Opens the optimizer's state and master weights, all zero: on the GPU or offloaded.
 static void open_state(Model* model, const Settled* s) {
     const Options* o = &s->options;
     if (o->memory.offload_optimizer) {
-        offload_open(&model->offload, &model->memory, &model->state, &s->zero,
+        offload_open(&model->offload, &model->memory, &model->state,
                      o->memory.offload_optimizer == OFFLOAD_DISK ? o->memory.offload_path : NULL);
     } else {
         optimizer_state_take(&model->state, &model->memory);
@@ -241,11 +258,10 @@ static void open_operations(Model* model, const Settled* s) {
     context_open(&model->context, memory, sizes, &model->groups.context);
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, s->cfg.Vp, cfg.C);
-    optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
-    if (s->options.optimizer.freeze && s->options.optimizer.freeze[0]) {
-        optimizer_freeze(&model->optimizer, memory, &model->freeze);
-    }
-    gradient_norm_open(&model->norm, memory, zero_count(&s->zero, ZERO_SHARDS));
+    optimizer_open<floatX>(&model->optimizer, memory, &model->state);
+    const size_t* elements = model->map.totals.elements;
+    gradient_norm_open(&model->norm, memory,
+                       elements[elements[MAP_REDUCED] > 0 ? MAP_REDUCED : MAP_GRADIENTS]);
     model->sources = s->sources;
     step_results_open(&model->results, memory, update > validation ? update : validation,
                       model_statistics(model) + (size_t)s->sources, &model->gpu);
@@ -325,7 +341,7 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->comm = comm;
     const MapOf map = settled_map(s, ZERO_LAYERS_IN_MEMORY);
     map_open(&model->map, &model->memory, MEMORY_HOST, &map, grid_rank(&s->ranks.grid));
-    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
+    optimizer_state_open(&model->state, s->optimizer, &model->map);
     open_parameters(model, s);
     open_positions(model, s);
     open_gradients(model, s);
@@ -424,12 +440,6 @@ static void model_close(Model* model) {
     gpu_close(&model->gpu);
 }
 
-// All parameters, seen from layer l: .qkvw is its.
-static ModelParameters parameters_at_layer(const Model* model, int l) {
-    return model_parameters_in_block(model->params, model->parameter_rows, l,
-                                     zero_parameter_block(&model->zero.plan, model_copy(model->cfg, l)));
-}
-
 // -------------------------------------------------------------------------------------------------
 // Forward
 
@@ -521,7 +531,7 @@ static const int* starts_of(const Model* model, int l, const Pass* pass) {
 static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
     const int R = stream_rows(model, pass);
-    const ModelParameters p = parameters_at_layer(model, l);
+    const ModelParameters p = model->layers[l];
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
     LayerWeights w = linear_weights(cfg, &p);
     linear_bind_codes(&w, &model->linear, model_copy(cfg, l));
@@ -563,7 +573,7 @@ static void block_forward(Block* b) {
 
 static NormGpu<floatX> last_norm(Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
-    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd,
+    return norm_of(model->cfg, model->layers[0].lnfw, model->layers[0].lnfb, a->lnf_mean, a->lnf_rstd,
                    stream_rows(model, pass));
 }
 
@@ -572,8 +582,8 @@ static void embeddings_forward(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
     const TensorParallelGpu tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
-    const LayerWeights w = linear_weights(cfg, &model->params);
-    linear_embedding(a->encoded, pass, &w.wte, model->params.wpe, &tensor, &model->linear);
+    const LayerWeights w = linear_weights(cfg, &model->layers[0]);
+    linear_embedding(a->encoded, pass, &w.wte, model->layers[0].wpe, &tensor, &model->linear);
     if (a->encoded_rstd) {
         norm_unit_forward(a->encoded, a->encoded_rstd, stream_rows(model, pass), cfg.C, model_norm_eps(cfg),
                           &model->gpu);
@@ -659,7 +669,7 @@ static LmHeadGpu lm_head(Model* model, const Pass* pass) {
     const TensorParallelGpu tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
     return LmHeadGpu{tensor_gather(&tensor, 0, a->lnf),
-                     linear_weights(model->cfg, &model->params).head,
+                     linear_weights(model->cfg, &model->layers[0]).head,
                      pass->targets,
                      a->logits,
                      pass_tokens(pass),
@@ -731,14 +741,10 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-static ModelGradients gradients_at_layer(const Model* model, int l) {
-    return zero_gradients_at_layer(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
-}
-
 // Returns the gradient of the bias of the projection into the stream that enters block l; none for
 // the first block of this stage.
 static Gradient bias_grad_into(const Model* model, int l) {
-    Gradient bias = gradients_at_layer(model, l > 0 ? l - 1 : 0).fcprojb;
+    Gradient bias = model->gradients[l > 0 ? l - 1 : 0].fcprojb;
     bias.data = l > 0 ? bias.data : NULL;
     return bias;
 }
@@ -758,7 +764,8 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
 // Returns the gradients of a block's MLP; those of its parameters are in `d`.
 static MlpGradientsGpu mlp_gradients_at(const Block* b, const ModelGradients* d, GradientMode mode) {
     Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, mode, zero_neighbor_elements(&model->zero.plan), model->router_losses,
+    const Bucket* bucket = map_trained(&model->map, model_group(model->cfg, b->l));
+    return mlp_gradients_of(d, &b->a, mode, bucket ? bucket->elements : 0, model->router_losses,
                             router_statistics_of(model->results.statistics, b->l, model->cfg.E));
 }
 
@@ -796,11 +803,11 @@ static void attention_backward_at(const Block* b, const ModelGradients* d, Gradi
 // in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
-    const ModelGradients d = gradients_at_layer(model, l);
+    const ModelGradients d = model->gradients[l];
     const GradientMode own = share_gradient_mode(model->cfg, l, mode),
                        below = l > 0 ? share_gradient_mode(model->cfg, l - 1, mode) : own;
     block_recompute(&b, model->recompute);
-    zero_clear_frozen(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
+    zero_clear_frozen(&model->zero, l);
     mlp_backward_at(&b, &d, own);
     attention_backward_at(&b, &d, own, below);
 }
@@ -810,7 +817,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const ModelConfig cfg = model->cfg;
     const TensorParallelGpu tensor = tensor_of(model, pass);
     const ModelActivations* a = pass->acts;
-    const ModelGradients d = gradients_at_layer(model, 0);
+    const ModelGradients d = model->gradients[0];
     const Gradient apart = zero_embedding_gradient(&model->zero); // without data: joined
     const EmbeddingSizes sizes = {
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
@@ -840,7 +847,7 @@ static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
 static void head_backward(Model* model, const Pass* pass, float dloss, GradientMode mode) {
     const ModelConfig cfg = model->cfg;
     const ModelActivations* a = pass->acts;
-    const ModelGradients d = gradients_at_layer(model, 0);
+    const ModelGradients d = model->gradients[0];
     const LmHeadGpu head = lm_head(model, pass);
     const Gradient dweight = cfg.has_head ? d.head : d.wte;
     const NormGpu<floatX> norm = last_norm(model, pass);
@@ -881,7 +888,7 @@ static void others_backward(Model* model, GradientMode mode, MicroStep step) {
         zero_parameters(&model->zero, l, -1);
         wait_for_buffer(model, l);
         const Block block = block_at(model, l, &pass);
-        const ModelGradients d = gradients_at_layer(model, l);
+        const ModelGradients d = model->gradients[l];
         const MlpGradientsGpu dmlp = mlp_gradients_at(&block, &d, mode);
         mlp_backward(&block.mlp, &dmlp, NULL, NULL);
         zero_group_done<floatX>(&model->zero, model_group(model->cfg, l), step);
@@ -943,7 +950,7 @@ static void stage_end(Model* model) { stage_leave(&model->stage, &model->pipelin
 // True if the forward pass waits for no other rank, so that its time tells how fast this one is.
 static int micro_step_is_timed(const Model* model, MicroStep step) {
     return model->comm->size > 1 && !grid_forward_waits(&model->groups.grid) &&
-           !zero_forward_waits(&model->zero.plan, step);
+           !zero_forward_waits(&model->zero, step);
 }
 
 // Starts a micro-step with its forward pass.
@@ -1000,7 +1007,7 @@ static void micro_step_backward(Model* model, Batch batch, float dloss, MicroSte
     if (micro_step_is_timed(model, step) && batch.B > 0) {
         model->clock.tokens = batch.B * batch.T; // a graph does not set it
     }
-    zero_group_done<floatX>(&model->zero, model->zero.plan.groups, step); // an embedding's apart
+    zero_group_done<floatX>(&model->zero, model_groups(model->cfg), step); // an embedding's apart
     group_done(model, 0, step, hook);
 }
 
@@ -1046,11 +1053,9 @@ static void choose_matmuls(Model* model) {
 // Completes the gradient of a step, and sets the square sum of this rank's part of it in the
 // results, on the GPU.
 static void model_square_sum(Model* model) {
-    ZeroSpan spans[ZERO_SPANS];
-    const int count = zero_counted_spans(&model->zero.plan, model->gradient_rows, model->cfg, spans);
     zero_wait_for_gradient(&model->zero);
     tensor_parts_sum<floatX>(&model->parts, &model->zero, &model->groups.tensor, &model->gpu);
-    zero_square_sum<floatX>(&model->results.on_gpu->square_sum, &model->zero, spans, count, &model->norm);
+    zero_square_sum<floatX>(&model->results.on_gpu->square_sum, &model->zero, &model->norm);
 }
 
 // Sets the statistics of the routers of this part of the model, and the losses of sources.
@@ -1142,18 +1147,18 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
 
 static void model_update(Model* model, Update update) {
     update_groups(model->update, update, &model->offload, &model->gpu);
-    stage_share_embedding(model->params.wte, &model->zero, &model->pipeline);
+    stage_share_embedding(model->layers[0].wte, &model->zero, &model->pipeline);
 }
 
 // Sets the parameters to the average of the weights, and sets the weights again.
 static void model_show_average(Model* model) {
     update_groups_show_average(model->update, &model->offload, &model->gpu);
-    stage_share_embedding(model->params.wte, &model->zero, &model->pipeline);
+    stage_share_embedding(model->layers[0].wte, &model->zero, &model->pipeline);
 }
 
 static void model_hide_average(Model* model) {
     update_groups_hide_average(model->update, &model->gpu);
-    stage_share_embedding(model->params.wte, &model->zero, &model->pipeline);
+    stage_share_embedding(model->layers[0].wte, &model->zero, &model->pipeline);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1274,11 +1279,10 @@ static void model_loaded(Model* model, const char* checkpoint) {
 }
 
 static void model_gather(Model* model, int g, float* group) {
-    const ZeroPiece piece = zero_piece(&model->zero.plan, g, ZERO_TRAINED);
-    if (zero_is_divided(&model->zero.plan) && piece.count > 0) {
+    const Bucket* b = map_trained(&model->map, g);
+    if (b && map_is_divided(&model->map)) {
         zero_wait_for_parameters(&model->zero);
-        zero_collect(&model->zero, group, g, ZERO_TRAINED,
-                     group + (piece.full - zero_group_begin(&model->zero.plan, g)), DTYPE_FP32);
+        zero_collect(&model->zero, b, group, group + b->in[MAP_OWNED].from, DTYPE_FP32);
     }
 }
 
@@ -1296,9 +1300,9 @@ static const OptimizerState* model_state(const Model* model) { return &model->st
 static Model* model_teacher(Model* model) { return model->teacher; }
 
 static uint64_t model_checksum(Model* model, ParameterBytes of) {
-    const size_t all = model->linear.is_quantized
-                           ? model->parameter_bytes
-                           : zero_count(&model->zero.plan, ZERO_REPLICATED) * sizeof(floatX),
+    // the first of the parameters: those whose layers do not take turns in memory
+    const size_t all = model->map.of.ring_parameters > 0 ? model->map.buckets[0].elements * sizeof(floatX)
+                                                         : model->parameter_bytes,
                  bytes = of.count > 0 ? of.count : all;
     zero_wait_for_parameters(&model->zero); // test_ranks.sh: one process gathers nothing
     checksum_words(&model->results.on_gpu->checksum, (const char*)model->params_memory + of.begin,

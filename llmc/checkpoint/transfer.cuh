@@ -1,11 +1,11 @@
 /*
 transfer.cuh -- copies a model's weights and optimizer state between the host and the GPU.
 
-They move one group of parameters (model.h) at a time. On the host, a group is fp32, alone in
-memory, laid out by the rows of Transfer. On the GPU, or where --offload-optimizer keeps state, each
-rank has its part of the group (zero.h).
+They move one group of parameters (model.h) at a time. On the host, a group is alone in memory: its
+buckets (map.h), one after the other. On the GPU, or where --offload-optimizer keeps state, each rank
+has its shard of a bucket.
 
-    upload      sets the part that this rank owns: the weights that the passes read, and the master
+    upload      sets, from fp32, the part that this rank owns: the weights that the passes read, and the master
                 weights (master_weights.cuh)
     download    copies the weights to save, the master weights if any; whole groups, from all ranks
                 that have a part of them
@@ -35,7 +35,6 @@ for the GPU. Call them between updates.
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/parallel/grid.h"
 #include "llmc/parallel/zero.cuh"
-#include "llmc/parallel/zero.h"
 
 enum {
     TRANSFER_MOVE_BYTES = 1 << 20, // that move to another rank at a time
@@ -48,7 +47,7 @@ static inline size_t transfer_scratch_least(Grid grid) {
 }
 
 typedef struct {
-    const TensorRow* parameter_rows; // layout of the parameters on the GPU
+    const TensorRow* parameter_rows; // layout of the parameters on the GPU if they are in 8 bits
     int is_quantized;                // true: matrices are in 8 bits
     ZeroGpu* zero;                   // with the parameters
     const OptimizerState* state;
@@ -57,8 +56,7 @@ typedef struct {
     size_t scratch_bytes;
     const Gpu* gpu;
 
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of a group on the host
-    MasterWeights master;                 // MASTER_NONE also if the run has no state
+    MasterWeights master; // MASTER_NONE also if the run has no state
 } Transfer;
 
 // Opens the copies after everything that is copied. The arguments must outlive them.
@@ -73,7 +71,6 @@ static inline void transfer_open(Transfer* t, const TensorRow* rows, int is_quan
     t->scratch = scratch;
     t->scratch_bytes = scratch_bytes;
     t->gpu = &zero->main;
-    zero_parameter_rows(t->rows, &zero->plan, state->cfg, sizeof(float));
     t->master = state->memory || offload->slots ? state->optimizer.master : MASTER_NONE;
 }
 
@@ -166,123 +163,130 @@ static inline void transfer_upload_split_(const Transfer* t, floatX* to, size_t 
     free(upper);
 }
 
-// Sets this rank's elements of a part of group g, and their master weights.
-static inline void transfer_upload_part_(const Transfer* t, int g, ZeroPart part, const float* group) {
-    const ZeroPlan* zero = &t->zero->plan;
-    const ZeroPiece piece = zero_piece(zero, g, part);
-    const float* from = group + (piece.full - zero_group_begin(zero, g));
-    floatX* to = (floatX*)zero_update_parameters(t->zero) + piece.kept;
+// Sets this rank's elements of a bucket, all of which are at `bucket`, and their master weights.
+static inline void transfer_upload_bucket_(const Transfer* t, const Bucket* b, const float* bucket) {
+    const MapSpan own = b->in[MAP_OWNED];
+    const float* from = bucket + own.from;
+    floatX* to = (floatX*)zero_update_parameters(t->zero) + zero_owned_in_kept(b);
     if (t->master == MASTER_SPLIT) {
-        transfer_upload_split_<uint16_t>(t, to, piece.owned, from, piece.count);
+        transfer_upload_split_<uint16_t>(t, to, own.begin, from, own.count);
     } else if (t->master == MASTER_24) {
-        transfer_upload_split_<int8_t>(t, to, piece.owned, from, piece.count);
+        transfer_upload_split_<int8_t>(t, to, own.begin, from, own.count);
     } else {
         if (t->master == MASTER_FP32) {
-            transfer_upload_state(t, STATE_MASTER, piece.owned * sizeof(float), from,
-                                  piece.count * sizeof(float));
+            transfer_upload_state(t, STATE_MASTER, own.begin * sizeof(float), from,
+                                  own.count * sizeof(float));
         }
-        transfer_upload_narrow_(t, to, from, piece.count);
+        transfer_upload_narrow_(t, to, from, own.count);
     }
 }
 
-// Sets this rank's elements of both parts of group g; reads only these of `group`.
+// Sets group g of a model in 8 bits.
+static inline void transfer_upload_quantized_(const Transfer* t, int g, const float* group) {
+    const QuantizedParameters all = {t, t->parameter_rows, t->zero->params, transfer_set_blocks_,
+                                     transfer_set_floats_};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(rows, t->zero->map->cfg, sizeof(float));
+    quantized_set_group(all, g, rows, group);
+}
+
+// Sets this rank's elements of group g; reads only these of `group`.
 static inline void transfer_upload_group(const Transfer* t, int g, const float* group) {
+    const Map* m = t->zero->map;
+    const MapBuckets buckets = map_group(m, g);
     if (t->is_quantized) {
-        const QuantizedParameters all = {t, t->parameter_rows, t->zero->params, transfer_set_blocks_,
-                                         transfer_set_floats_};
-        quantized_set_group(all, g, t->rows, group);
+        transfer_upload_quantized_(t, g, group);
         return;
     }
-    for (int part = 0; part < ZERO_PARTS; part++) {
-        transfer_upload_part_(t, g, (ZeroPart)part, group);
+    for (int i = buckets.first; i < buckets.end; i++) {
+        transfer_upload_bucket_(t, &m->buckets[i], group);
+        group += m->buckets[i].elements;
     }
 }
 
-// ---- weights to the host: collective; `group` is NULL in ranks that do not want it ----
+// ---- weights to the host: collective; `bucket`, all of it, is NULL in ranks that do not want it ----
 
-// Copies a part of group g of fp32 master weights; `group` is the whole group.
-static inline void transfer_download_part_(const Transfer* t, int g, ZeroPart part, float* group) {
-    const ZeroPlan* zero = &t->zero->plan;
-    const int slot = state_master_slot(t->master), is_divided = zero_is_divided(zero);
-    const ZeroPiece piece = zero_piece(zero, g, part);
-    const size_t bytes = sizeof(float), before = zero_part_begin(zero, g, part) - zero_group_begin(zero, g);
+// Copies the fp32 master weights of a bucket.
+static inline void transfer_download_master_(const Transfer* t, const Bucket* b, float* bucket) {
+    const int slot = state_master_slot(t->master), is_divided = map_is_divided(t->zero->map);
+    const MapSpan own = b->in[MAP_OWNED];
+    const size_t bytes = sizeof(float);
     if (!t->offload->slots) {
         const char* array = (const char*)state_slot_array(t->state, slot);
-        zero_collect(t->zero, group, g, part, array + piece.owned * bytes, DTYPE_FP32);
+        zero_collect(t->zero, b, bucket, array + own.begin * bytes, DTYPE_FP32);
         return;
     }
-    void* room = is_divided ? check_alloc(piece.count, bytes, "copy of master weights") : NULL;
-    void* mine = is_divided ? room : group ? group + before : NULL;
+    float *room = is_divided ? (float*)check_alloc(own.count, bytes, "copy of master weights") : NULL,
+          *mine = is_divided ? room : bucket;
     if (mine) {
-        offload_read(t->offload, mine, slot, piece.owned * bytes, piece.count * bytes);
+        offload_read(t->offload, mine, slot, own.begin * bytes, own.count * bytes);
     }
     if (is_divided) {
-        zero_collect(t->zero, group, g, part, mine, DTYPE_FP32);
+        zero_collect(t->zero, b, bucket, mine, DTYPE_FP32);
     }
     free(room);
 }
 
-static inline void transfer_download_master_(const Transfer* t, int g, float* group) {
-    for (int part = 0; part < ZERO_PARTS; part++) {
-        transfer_download_part_(t, g, (ZeroPart)part, group);
-    }
-}
-
-// Copies group g of the weights that the passes read.
-static inline void transfer_download_narrow_(const Transfer* t, int g, void* group) {
-    const ZeroPlan* zero = &t->zero->plan;
-    if (t->zero->params_slices) { // here groups have only one part
-        zero_collect(t->zero, group, g, ZERO_TRAINED,
-                     (floatX*)t->zero->params_slices + zero_piece(zero, g, ZERO_TRAINED).kept,
+// Copies the weights of a bucket that the passes read.
+static inline void transfer_download_narrow_(const Transfer* t, const Bucket* b, floatX* bucket) {
+    if (t->zero->params_slices) {
+        zero_collect(t->zero, b, bucket, (floatX*)t->zero->params_slices + zero_owned_in_kept(b),
                      DTYPE_OF(floatX));
-    } else if (group) {
-        gpu_copy(group, (floatX*)t->zero->params + zero_group_begin(zero, g),
-                 zero_group_elements(zero, g) * sizeof(floatX), t->gpu);
+    } else if (bucket) {
+        gpu_copy(bucket, (floatX*)t->zero->params + b->in[MAP_PARAMETERS].begin, b->elements * sizeof(floatX),
+                 t->gpu);
     }
 }
 
-// Sets t->scratch to some of this rank's weights as fp32, from element `first` of a piece, by
-// joining their upper and lower parts. The lower parts are on the GPU or offloaded.
-static inline void transfer_join_(const Transfer* t, ZeroPiece piece, ZeroElements some) {
+// Sets t->scratch to elements first ... first + count - 1 of this rank's weights of a bucket, as fp32,
+// by joining their upper and lower parts. The lower parts are on the GPU or offloaded.
+static inline void transfer_join_(const Transfer* t, const Bucket* b, size_t first, size_t count) {
     const int slot = state_master_slot(t->master);
-    const size_t bytes = master_bytes(t->master), at = (piece.owned + some.first) * bytes;
-    char* lower = (char*)t->scratch + some.count * sizeof(float);
+    const size_t bytes = master_bytes(t->master), at = (b->in[MAP_OWNED].begin + first) * bytes;
+    char* lower = (char*)t->scratch + count * sizeof(float);
     if (t->offload->slots) {
-        void* room = check_alloc(some.count, bytes, "copy of master weights");
-        offload_read(t->offload, room, slot, at, some.count * bytes);
-        gpu_copy(lower, room, some.count * bytes, t->gpu);
+        void* room = check_alloc(count, bytes, "copy of master weights");
+        offload_read(t->offload, room, slot, at, count * bytes);
+        gpu_copy(lower, room, count * bytes, t->gpu);
         free(room);
     } else {
         lower = (char*)state_slot_array(t->state, slot) + at;
     }
-    floatX* upper = (floatX*)zero_update_parameters(t->zero) + piece.kept + some.first;
-    weights_widen((float*)t->scratch, Weights<floatX>{upper, lower, t->master}, some.count, t->gpu);
+    floatX* upper = (floatX*)zero_update_parameters(t->zero) + zero_owned_in_kept(b) + first;
+    weights_widen((float*)t->scratch, Weights<floatX>{upper, lower, t->master}, count, t->gpu);
 }
 
 // Copies split master weights as fp32. They are joined on the GPU, as many at a time as fit there.
-static inline void transfer_download_split_(const Transfer* t, int g, float* group) {
+static inline void transfer_download_split_(const Transfer* t, const Bucket* b, float* bucket) {
     const size_t room = t->scratch_bytes / (sizeof(float) + master_bytes(t->master)),
-                 most = room / WEIGHTS_PIECE * WEIGHTS_PIECE;
-    for (int part = 0; part < ZERO_PARTS && (group || zero_is_divided(&t->zero->plan)); part++) {
-        const ZeroPiece piece = zero_piece(&t->zero->plan, g, (ZeroPart)part);
-        for (size_t i = 0; i < piece.count; i += most) {
-            const ZeroElements some = {i, piece.count - i < most ? piece.count - i : most};
-            transfer_join_(t, piece, some);
-            zero_collect_some(t->zero, group, g, (ZeroPart)part, some, t->scratch, DTYPE_FP32);
-        }
+                 most = room / WEIGHTS_PIECE * WEIGHTS_PIECE,
+                 all = bucket || map_is_divided(t->zero->map) ? b->in[MAP_OWNED].count : 0;
+    for (size_t i = 0; i < all; i += most) {
+        const size_t count = all - i < most ? all - i : most;
+        transfer_join_(t, b, i, count);
+        zero_collect_some(t->zero, b, bucket, t->scratch, DTYPE_FP32, i, count);
     }
 }
 
 // Copies the weights of group g to save: fp32 master weights if any, else floatX.
 static inline void transfer_download_group(const Transfer* t, int g, void* group) {
+    const Map* m = t->zero->map;
+    const MapBuckets buckets = map_group(m, g);
     // Redundant so far: before a save, replicas are compared, which waits for the parameters, too.
     zero_wait_for_parameters(t->zero);
-    if (t->master == MASTER_FP32) {
-        transfer_download_master_(t, g, (float*)group);
-    } else if (t->master != MASTER_NONE) {
-        transfer_download_split_(t, g, (float*)group);
-    } else {
-        transfer_download_narrow_(t, g, group);
+    for (int i = buckets.first; i < buckets.end; i++) {
+        const Bucket* b = &m->buckets[i];
+        if (t->master == MASTER_NONE) {
+            transfer_download_narrow_(t, b, (floatX*)group);
+            group = group ? (floatX*)group + b->elements : NULL;
+            continue;
+        }
+        if (t->master == MASTER_FP32) {
+            transfer_download_master_(t, b, (float*)group);
+        } else {
+            transfer_download_split_(t, b, (float*)group);
+        }
+        group = group ? (float*)group + b->elements : NULL;
     }
 }
 

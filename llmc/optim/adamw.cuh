@@ -1,6 +1,6 @@
 /*
 adamw.cuh -- adamw.h on the GPU: the update of four elements, for the kernel of all rules
-(optimizer.cuh).
+(update_elements.cuh).
 
     x       4   fp32   in registers, set
     g       4   T or fp32

@@ -78,7 +78,8 @@ template <class T> static inline void stage_join_embedding(ZeroGpu* zero, const 
     const Gradient embedding = zero_embedding_gradient(zero);
     const int last = p->group->size - 1;
     if (embedding.data) {
-        pipeline_hand_over(p, 0, last, embedding.data, zero->plan.embedding * dtype_bytes(embedding.dtype));
+        pipeline_hand_over(p, 0, last, embedding.data,
+                           zero_embedding_elements(zero->map) * dtype_bytes(embedding.dtype));
     }
     if (embedding.data && p->group->rank == last) {
         zero_add_embedding<T>(zero);
@@ -86,8 +87,9 @@ template <class T> static inline void stage_join_embedding(ZeroGpu* zero, const 
 }
 
 static inline void stage_share_embedding(void* wte, const ZeroGpu* zero, const PipelineGpu* p) {
-    if (zero->plan.embedding > 0) {
-        pipeline_hand_over(p, p->group->size - 1, 0, wte, zero->plan.embedding * dtype_bytes(zero->dtype));
+    if (map_embedding(zero->map)) {
+        pipeline_hand_over(p, p->group->size - 1, 0, wte,
+                           zero_embedding_elements(zero->map) * dtype_bytes(zero->dtype));
     }
 }
 

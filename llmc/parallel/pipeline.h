@@ -303,7 +303,8 @@ PipelineStream stage_turn(const PipelineStage* s, ModelActivations* acts, Pipeli
 void stage_join_embedding_cpu(Zero* zero, Group* pipe) {
     float* embedding = zero_embedding_gradient_cpu(zero);
     if (embedding) {
-        pipeline_hand_over_cpu(pipe, 0, pipe->size - 1, embedding, zero->plan.embedding * sizeof(float));
+        pipeline_hand_over_cpu(pipe, 0, pipe->size - 1, embedding,
+                               zero_embedding_elements(zero->map) * sizeof(float));
     }
     if (embedding && pipe->rank == pipe->size - 1) {
         zero_add_embedding_cpu(zero);
@@ -311,8 +312,9 @@ void stage_join_embedding_cpu(Zero* zero, Group* pipe) {
 }
 
 void stage_share_embedding_cpu(float* wte, const Zero* zero, Group* pipe) {
-    if (zero->plan.embedding > 0) {
-        pipeline_hand_over_cpu(pipe, pipe->size - 1, 0, wte, zero->plan.embedding * sizeof(float));
+    if (map_embedding(zero->map)) {
+        pipeline_hand_over_cpu(pipe, pipe->size - 1, 0, wte,
+                               zero_embedding_elements(zero->map) * sizeof(float));
     }
 }
 

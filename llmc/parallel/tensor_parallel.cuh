@@ -86,8 +86,8 @@ static inline void tensor_gather_all(const TensorParallelGpu* tp, void* all, siz
 
 // ---- the sum ----
 
-// Rows of a block; threads and elements of a thread where the elements lie in one row.
-enum { TENSOR_ROWS_ = 8, TENSOR_THREADS_ = 256, TENSOR_PER_THREAD_ = 4 };
+// Rows of a block; threads and elements of a thread where a block has a unit of elements.
+enum { TENSOR_ROWS_ = 8, TENSOR_THREADS_ = 256, TENSOR_PER_THREAD_ = TENSOR_SHARD_UNIT / TENSOR_THREADS_ };
 
 // A warp adds up 32 WIDTH columns of a row: the parts (ranks, rows, C) in their order, then bias
 // (C), then residual (rows, C), each of which may be NULL.
@@ -154,24 +154,30 @@ static inline void tensor_sum(const TensorParallelGpu* tp, floatX* out, const fl
 
 // ---- gradients of tensors that are not cut ----
 
-// Sets `count` gradients in each of many groups, `stride` elements apart, to the sums of the parts
-// (ranks, elements), of which each rank's has the groups one after the other.
-// grid   (ceil(count / 1024), groups)      block   256      shared   none
-// moves  ranks G in, G out. Bound by memory.
-// order  rank after rank, in fp32; rounded once
-// needs  count a multiple of 4
+// Copies the parts of an array to mail, one after the other; a block copies a unit.
+// grid   units      block   256      shared   none
+// moves  G in, G out. Bound by memory.
 template <class G>
 __global__ void __launch_bounds__(TENSOR_THREADS_)
-    tensor_parts_sum_kernel(G* grads, const G* parts, size_t count, size_t stride, size_t elements,
-                            int ranks) {
-    const size_t i = ((size_t)blockIdx.x * TENSOR_THREADS_ + threadIdx.x) * TENSOR_PER_THREAD_;
+    tensor_parts_take_kernel(G* mail, const G* array, const uint32_t* numbers) {
+    const size_t i = threadIdx.x * TENSOR_PER_THREAD_;
+    elements_store(
+        mail + (size_t)blockIdx.x * TENSOR_SHARD_UNIT + i,
+        elements_load<TENSOR_PER_THREAD_>(array + (size_t)numbers[blockIdx.x] * TENSOR_SHARD_UNIT + i));
+}
+
+// Sets the parts of an array to the sums of the mail (ranks, units, TENSOR_SHARD_UNIT).
+// grid   units      block   256      shared   none
+// moves  ranks G in, G out. Bound by memory.
+// order  rank after rank, in fp32; rounded once
+template <class G>
+__global__ void __launch_bounds__(TENSOR_THREADS_)
+    tensor_parts_sum_kernel(G* array, const G* mail, const uint32_t* numbers, int ranks) {
+    const size_t i = threadIdx.x * TENSOR_PER_THREAD_, stride = (size_t)gridDim.x * TENSOR_SHARD_UNIT;
     float sum[TENSOR_PER_THREAD_] = {};
-    if (i >= count) {
-        return;
-    }
     for (int r = 0; r < ranks; r++) {
-        const Elements<G, TENSOR_PER_THREAD_> part =
-            elements_load<TENSOR_PER_THREAD_>(parts + (size_t)r * elements + blockIdx.y * count + i);
+        const Elements<G, TENSOR_PER_THREAD_> part = elements_load<TENSOR_PER_THREAD_>(
+            mail + (size_t)r * stride + (size_t)blockIdx.x * TENSOR_SHARD_UNIT + i);
 #pragma unroll
         for (int k = 0; k < TENSOR_PER_THREAD_; k++) {
             sum[k] += to_float(part[k]);
@@ -182,34 +188,24 @@ __global__ void __launch_bounds__(TENSOR_THREADS_)
     for (int k = 0; k < TENSOR_PER_THREAD_; k++) {
         rounded[k] = from_float<G>(sum[k]);
     }
-    elements_store(grads + blockIdx.y * stride + i, rounded);
+    elements_store(array + (size_t)numbers[blockIdx.x] * TENSOR_SHARD_UNIT + i, rounded);
 }
 
 template <class G>
-static inline void tensor_parts_put_(G* grads, const G* parts, ZeroSpan span, size_t elements, int ranks,
-                                     const Gpu* gpu) {
-    const size_t per_block = TENSOR_THREADS_ * TENSOR_PER_THREAD_;
-    launch(tensor_parts_sum_kernel<G>, dim3((unsigned)ceil_div(span.count, per_block), (unsigned)span.copies),
-           TENSOR_THREADS_, 0, gpu, grads, parts, span.count, span.stride, elements, ranks);
+static inline void tensor_parts_put_(G* array, const G* mail, TensorUnits parts, int ranks, const Gpu* gpu) {
+    launch(tensor_parts_sum_kernel<G>, (unsigned)parts.count, TENSOR_THREADS_, 0, gpu, array, mail,
+           (const uint32_t*)parts.numbers, ranks);
 }
 
 template <class G>
-static inline void tensor_parts_sum_array_(const TensorParts* p, Gradient grads, const ZeroSpan* spans,
-                                           int count, const GroupGpu* group, const Gpu* gpu) {
-    const size_t elements = tensor_parts_elements(spans, count), bytes = dtype_bytes(grads.dtype);
-    G *array = (G*)grads.data, *mail = (G*)p->mail, *own = mail + (size_t)group->rank * elements;
-    size_t at = 0;
-    for (int i = 0; i < count; at += spans[i].copies * spans[i].count, i++) {
-        const ZeroSpan* s = &spans[i];
-        CUDA_CHECK(cudaMemcpy2DAsync(own + at, s->count * bytes, array + s->begin, s->stride * bytes,
-                                     s->count * bytes, (size_t)s->copies, cudaMemcpyDeviceToDevice,
-                                     gpu->stream));
-    }
-    group_all_gather(mail, own, elements, grads.dtype, group, gpu->stream);
-    at = 0;
-    for (int i = 0; i < count; at += spans[i].copies * spans[i].count, i++) {
-        tensor_parts_put_(array + spans[i].begin, (const G*)mail + at, spans[i], elements, group->size, gpu);
-    }
+static inline void tensor_parts_sum_array_(G* array, G* mail, TensorUnits parts, const GroupGpu* group,
+                                           const Gpu* gpu) {
+    const size_t elements = parts.count * TENSOR_SHARD_UNIT;
+    G* own = mail + (size_t)group->rank * elements;
+    launch(tensor_parts_take_kernel<G>, (unsigned)parts.count, TENSOR_THREADS_, 0, gpu, own, (const G*)array,
+           (const uint32_t*)parts.numbers);
+    group_all_gather(mail, own, elements, DTYPE_OF(G), group, gpu->stream);
+    tensor_parts_put_(array, (const G*)mail, parts, group->size, gpu);
 }
 
 // Replaces the parts in the reduced gradient of a step, for which the main stream has waited, by
@@ -217,13 +213,13 @@ static inline void tensor_parts_sum_array_(const TensorParts* p, Gradient grads,
 template <class T>
 static inline void tensor_parts_sum(const TensorParts* p, const ZeroGpu* z, const GroupGpu* group,
                                     const Gpu* gpu) {
-    const Gradient shard = zero_gradient(z);
-    if (p->in_shard > 0) {
-        GRADIENT_DISPATCH(shard, T, tensor_parts_sum_array_<G>(p, shard, p->shard, p->in_shard, group, gpu));
-    }
-    if (p->in_whole > 0) {
-        GRADIENT_DISPATCH(z->grads, T,
-                          tensor_parts_sum_array_<G>(p, z->grads, p->whole, p->in_whole, group, gpu));
+    const Gradient arrays[] = {zero_gradient(z), z->grads};
+    const TensorUnits parts[] = {p->reduced, p->whole};
+    for (int i = 0; i < 2; i++) {
+        if (parts[i].count > 0) {
+            GRADIENT_DISPATCH(arrays[i], T,
+                              tensor_parts_sum_array_((G*)arrays[i].data, (G*)p->mail, parts[i], group, gpu));
+        }
     }
 }
 

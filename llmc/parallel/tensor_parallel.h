@@ -24,9 +24,11 @@ transformer models", 2022.
 #define LLMC_TENSOR_PARALLEL_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "llmc/base/memory.h"
 #include "llmc/comm/group.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/parallel/zero.h"
 
@@ -87,20 +89,21 @@ void tensor_bias_backward_cpu(const TensorParallel* tp, float* dbias, const floa
 
 // ---- gradients of tensors that are not cut ----
 
-// The parts of a rank in its shards of the reduced gradient and, if all ranks of its data group
-// update all parameters, in the whole gradient (zero.h).
+// Units of TENSOR_SHARD_UNIT gradients in an array, by number.
 typedef struct {
-    ZeroSpan shard[ZERO_SPANS], whole[ZERO_SPANS];
-    int in_shard, in_whole; // number of spans
-    void* mail;             // (t, elements) of fp32 or of the gradients' type
+    size_t count;
+    uint32_t* numbers;
+} TensorUnits;
+
+// The units that are parts: in the reduced gradient of a rank and, if all ranks of its data group
+// update all parameters, in the whole gradient.
+typedef struct {
+    TensorUnits reduced, whole;
+    void* mail; // (t, count, TENSOR_SHARD_UNIT) of fp32 or of the gradients' type
 } TensorParts;
 
-// Opens them for gradients laid out by `rows`.
-void tensor_parts_open(TensorParts* p, Memory* memory, ModelConfig cfg, const ZeroPlan* plan,
-                       const TensorRow* rows);
-
-// Returns the elements of spans.
-size_t tensor_parts_elements(const ZeroSpan* spans, int count);
+// Opens them, with their numbers in memory that the device reads.
+void tensor_parts_open(TensorParts* p, Memory* memory, MemoryPlace numbers, const Map* map);
 
 // Replaces the parts in the reduced gradient of a step by their sums over the group. Collective.
 void tensor_parts_sum_cpu(const TensorParts* p, const Zero* z, Group* group);
@@ -197,79 +200,93 @@ void tensor_bias_backward_cpu(const TensorParallel* tp, float* dbias, const floa
 
 // ---- gradients of tensors that are not cut ----
 
-size_t tensor_parts_elements(const ZeroSpan* spans, int count) {
-    size_t elements = 0;
-    for (int i = 0; i < count; i++) {
-        elements += (size_t)spans[i].copies * spans[i].count;
-    }
-    return elements;
-}
+// Units of a space that a walk counts, and lists unless they have no memory.
+typedef struct {
+    MapSpace space;
+    TensorUnits units;
+} TensorWalk_;
 
-void tensor_parts_open(TensorParts* p, Memory* memory, ModelConfig cfg, const ZeroPlan* plan,
-                       const TensorRow* rows) {
-    const ZeroCut all = {1, 0};
-    memset(p, 0, sizeof(*p));
-    if (!model_is_cut(cfg)) {
+// Adds those of a shard that is a part. A tensor starts at a unit, and only units cut it.
+static void tensor_take_units_(void* context, const Bucket* b, const Shard* s) {
+    TensorWalk_* walk = (TensorWalk_*)context;
+    TensorUnits* units = &walk->units;
+    const MapSpan in = b->in[walk->space];
+    if (!s || !(s->flags & SHARD_SUMS) || s->offset < in.from || s->offset >= in.from + in.count) {
         return;
     }
-    p->in_shard = zero_part_spans(plan, rows, cfg, zero_shard_of(plan, 0, plan->rank), p->shard);
-    if (plan->stage == 0 && plan->size > 1) {
-        p->in_whole = zero_part_spans(plan, rows, cfg, all, p->whole);
+    const size_t at = in.begin + (s->offset - in.from);
+    for (size_t e = 0; e < s->piece.count; e += TENSOR_SHARD_UNIT, units->count++) {
+        if (units->numbers) {
+            units->numbers[units->count] = (uint32_t)((at + e) / TENSOR_SHARD_UNIT);
+        }
     }
-    const size_t shard = tensor_parts_elements(p->shard, p->in_shard),
-                 whole = tensor_parts_elements(p->whole, p->in_whole);
+}
+
+// Lists the parts in a space.
+static TensorUnits tensor_part_units_(Memory* memory, MemoryPlace place, const Map* map, MapSpace space) {
+    TensorWalk_ walk = {space, {0, NULL}};
+    map_walk(&map->of, map->rank, tensor_take_units_, &walk);
+    if (walk.units.count > 0) {
+        walk.units.numbers = (uint32_t*)memory_take(memory, "scratch: parts of gradients", place,
+                                                    walk.units.count * sizeof(uint32_t));
+    }
+    if (walk.units.numbers) {
+        walk.units.count = 0;
+        map_walk(&map->of, map->rank, tensor_take_units_, &walk);
+    }
+    return walk.units;
+}
+
+void tensor_parts_open(TensorParts* p, Memory* memory, MemoryPlace numbers, const Map* map) {
+    memset(p, 0, sizeof(*p));
+    if (map->of.tensor == 1) {
+        return;
+    }
+    p->reduced = tensor_part_units_(memory, numbers, map, MAP_REDUCED);
+    if (map->of.stage == 0 && map->of.data > 1) {
+        p->whole = tensor_part_units_(memory, numbers, map, MAP_GRADIENTS);
+    }
+    const size_t most = p->whole.count > p->reduced.count ? p->whole.count : p->reduced.count;
     p->mail = memory_take(memory, "gradients: parts", MEMORY_DEVICE,
-                          (size_t)cfg.part.tensor_ranks * (whole > shard ? whole : shard) * sizeof(float));
+                          (size_t)map->of.tensor * most * TENSOR_SHARD_UNIT * sizeof(float));
 }
 
-// Sets `count` gradients to the sums of the parts of all ranks, which are `stride` apart.
-static void tensor_parts_add_(float* grads, const float* parts, size_t count, int ranks, size_t stride) {
+// Copies the parts of an array to mail, one after the other.
+static void tensor_parts_take_(float* mail, const float* array, TensorUnits parts) {
+    for (size_t i = 0; i < parts.count; i++) {
+        memcpy(mail + i * TENSOR_SHARD_UNIT, array + (size_t)parts.numbers[i] * TENSOR_SHARD_UNIT,
+               TENSOR_SHARD_UNIT * sizeof(float));
+    }
+}
+
+// Sets the parts of an array to the sums of the mail (ranks, count, TENSOR_SHARD_UNIT).
+static void tensor_parts_put_(float* array, const float* mail, TensorUnits parts, int ranks) {
+    const size_t stride = parts.count * TENSOR_SHARD_UNIT;
 #pragma omp parallel for schedule(static)
-    for (size_t e = 0; e < count; e++) {
-        float sum = parts[e];
-        for (int r = 1; r < ranks; r++) {
-            sum += parts[(size_t)r * stride + e];
-        }
-        grads[e] = sum;
-    }
-}
-
-// Copies the spans of an array to mail, one after the other.
-static void tensor_parts_take_(float* mail, const float* array, const ZeroSpan* spans, int count) {
-    for (int i = 0; i < count; i++) {
-        for (size_t k = 0; k < (size_t)spans[i].copies; k++, mail += spans[i].count) {
-            memcpy(mail, array + spans[i].begin + k * spans[i].stride, spans[i].count * sizeof(float));
+    for (size_t i = 0; i < parts.count; i++) {
+        float* sums = array + (size_t)parts.numbers[i] * TENSOR_SHARD_UNIT;
+        for (size_t e = 0; e < TENSOR_SHARD_UNIT; e++) {
+            sums[e] = mail[i * TENSOR_SHARD_UNIT + e];
+            for (int r = 1; r < ranks; r++) {
+                sums[e] += mail[(size_t)r * stride + i * TENSOR_SHARD_UNIT + e];
+            }
         }
     }
 }
 
-// Sets the spans of an array to the sums of the mail (ranks, elements).
-static void tensor_parts_put_(float* array, const float* mail, const ZeroSpan* spans, int count, int ranks) {
-    const size_t elements = tensor_parts_elements(spans, count);
-    for (int i = 0; i < count; i++) {
-        for (size_t k = 0; k < (size_t)spans[i].copies; k++, mail += spans[i].count) {
-            tensor_parts_add_(array + spans[i].begin + k * spans[i].stride, mail, spans[i].count, ranks,
-                              elements);
-        }
+static void tensor_parts_sum_array_(float* array, float* mail, TensorUnits parts, Group* group) {
+    const size_t elements = parts.count * TENSOR_SHARD_UNIT;
+    float* own = mail + (size_t)group->rank * elements;
+    if (parts.count > 0) {
+        tensor_parts_take_(own, array, parts);
+        group_all_gather_cpu(mail, own, elements, group);
+        tensor_parts_put_(array, mail, parts, group->size);
     }
-}
-
-static void tensor_parts_sum_array_(const TensorParts* p, float* array, const ZeroSpan* spans, int count,
-                                    Group* group) {
-    const size_t elements = tensor_parts_elements(spans, count);
-    float *mail = (float*)p->mail, *own = mail + (size_t)group->rank * elements;
-    tensor_parts_take_(own, array, spans, count);
-    group_all_gather_cpu(mail, own, elements, group);
-    tensor_parts_put_(array, mail, spans, count, group->size);
 }
 
 void tensor_parts_sum_cpu(const TensorParts* p, const Zero* z, Group* group) {
-    if (p->in_shard > 0) {
-        tensor_parts_sum_array_(p, z->shard, p->shard, p->in_shard, group);
-    }
-    if (p->in_whole > 0) {
-        tensor_parts_sum_array_(p, z->grads, p->whole, p->in_whole, group);
-    }
+    tensor_parts_sum_array_(z->shard, (float*)p->mail, p->reduced, group);
+    tensor_parts_sum_array_(z->grads, (float*)p->mail, p->whole, group);
 }
 
 #endif // TENSOR_PARALLEL_IMPLEMENTATION

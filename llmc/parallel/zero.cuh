@@ -20,16 +20,14 @@ Here a layer is one whose parameters have a place of their own in memory: layer 
 A micro-step without the reduction of group 0 can be one CUDA graph: events that it waits for are
 recorded outside of it, and it joins the work that it starts.
 
-    grads    stage 0, 1: full arrays                  G   written by the backward pass
-             stage 2: group 0, then two layers        G   also with --update-in-backward
-             divided experts: these layers on the tokens of the first neighbor, then on those of
-             the next one, ...
-    sums     (ZERO_SLICES)                            fp32   sum of the replica's micro-batches
-    shard    (ZERO_SHARDS)                            fp32   sum of all; `sums` with one level
-    pieces   (shards, slice of a group's gradients)   G   received from the ranks of the replica
-    params   stage 0 to 2: full arrays                T      read by the passes
-             stage 3: group 0, then two layers        T
-    params_slices  stage 3: (ZERO_SLICES)             T      written by the update
+Arrays, whose buckets the map places (map_walk.h):
+
+    grads    GRADIENTS      G      written by the backward pass
+    sums     SUMS           fp32   sum of the replica's micro-batches
+    shard    REDUCED        fp32   sum of all; `sums` with one level
+    pieces   (shards, slice of a bucket's gradients)   G   received from the ranks of the replica
+    params   PARAMETERS     T      read by the passes
+    params_slices  stage 3: KEPT   T   written by the update
 
 In stage 3 the slices of parameters and sums can be in pinned memory of the host
 (ZERO_SHARDS_ON_HOST). Before they are sent to other ranks, they are copied to the GPU: NCCL
@@ -46,7 +44,7 @@ With one rank in stages 0 and 1 nothing is sent, and sums and shard are NULL.
 
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"
-#include "llmc/model/tensors.h"
+#include "llmc/model/map.h"
 #include "llmc/parallel/groups.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/elements.cuh"
@@ -60,6 +58,7 @@ typedef enum { ZERO_SHARDS_ON_GPU, ZERO_SHARDS_ON_HOST } ZeroShards;
 
 typedef struct {
     ZeroPlan plan;
+    const Map* map;
     ZeroShards location;
     const GridGroupsGpu* groups;
     Gpu main, comm; // the GPU with the main stream, and with the stream of communication
@@ -85,8 +84,9 @@ typedef struct {
 
 // ---- memory ----
 
-// Return the layers, and the buffer of a layer.
-static inline int zero_layers(const ZeroPlan* plan) { return plan->groups - 1; }
+// Return the groups of parameters; the layers; and the buffer of a layer.
+static inline int zero_groups_(const ZeroGpu* z) { return model_groups(z->map->cfg); }
+static inline int zero_layers_(const ZeroGpu* z) { return model_copies(z->map->cfg); }
 static inline int zero_buffer_(int l) { return l % ZERO_LAYERS_IN_MEMORY; }
 
 static inline int zero_has_shard_(const ZeroPlan* plan) { return plan->size > 1 || plan->stage >= 2; }
@@ -94,11 +94,12 @@ static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(
 
 static inline size_t zero_most_(size_t a, size_t b) { return a > b ? a : b; }
 
-// Returns the bytes of the buffer of pieces: room for the largest group's gradients, for the sums
-// that replicas send to each other, first copied from the host if they are there, and for a unit of
-// fp32 from each rank.
-static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, ZeroShards location, DType grads) {
-    const size_t largest = zero_largest_gradient(plan), copies = location == ZERO_SHARDS_ON_HOST ? 2 : 1,
+// Returns the bytes of the buffer of pieces: room for the gradients of a bucket, `largest` at most,
+// for the sums that replicas send to each other, first copied from the host if they are there, and
+// for a unit of fp32 from each rank.
+static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, size_t largest, ZeroShards location,
+                                        DType grads) {
+    const size_t copies = location == ZERO_SHARDS_ON_HOST ? 2 : 1,
                  sums =
                      zero_has_levels_(plan) ? copies * (largest / (size_t)plan->shards) * sizeof(float) : 0,
                  least = (size_t)plan->size * TENSOR_SHARD_UNIT * sizeof(float);
@@ -117,14 +118,14 @@ static inline void zero_open_events_(ZeroGpu* z) {
         zero_open_event_(&z->sent[b]);
         zero_open_event_(&z->arrived[b]);
     }
-    z->gathered = (cudaEvent_t*)check_alloc((size_t)z->plan.groups, sizeof(cudaEvent_t), "events");
-    for (int g = 0; g < z->plan.groups; g++) {
+    z->gathered = (cudaEvent_t*)check_alloc((size_t)zero_groups_(z), sizeof(cudaEvent_t), "events");
+    for (int g = 0; g < zero_groups_(z); g++) {
         zero_open_event_(&z->gathered[g]);
     }
 }
 
 static inline void zero_close_events_(ZeroGpu* z) {
-    for (int g = 0; g < z->plan.groups; g++) {
+    for (int g = 0; g < zero_groups_(z); g++) {
         CUDA_CHECK(cudaEventDestroy(z->gathered[g]));
     }
     free(z->gathered);
@@ -165,9 +166,11 @@ static inline void zero_connect_groups_(const GridGroupsGpu* groups, void* to, c
 // Opens the groups for the next model, and connects their GPUs. NCCL allocates gigabytes at the
 // first use of each operation, and again for large messages; so the plan of the rest knows what
 // memory is left. Collective.
-static inline void zero_connect(const ZeroPlan* plan, Grid grid, DType grads, Comm* comm, const Gpu* gpu) {
-    const size_t pieces = zero_pieces_bytes_(plan, ZERO_SHARDS_ON_GPU, grads), most = (size_t)64 << 20,
-                 small = (size_t)comm->size * TENSOR_SHARD_UNIT,
+static inline void zero_connect(const ZeroPlan* plan, const MapOf* of, Grid grid, DType grads, Comm* comm,
+                                const Gpu* gpu) {
+    const size_t largest = map_totals(of, grid_rank(&grid)).largest_gradient,
+                 pieces = zero_pieces_bytes_(plan, largest, ZERO_SHARDS_ON_GPU, grads),
+                 most = (size_t)64 << 20, small = (size_t)comm->size * TENSOR_SHARD_UNIT,
                  large = grid_is_plain(grid.shape) && pieces < most ? pieces : most;
     GridGroupsGpu* groups = (GridGroupsGpu*)check_alloc(1, sizeof(GridGroupsGpu), "groups of GPUs");
     grid_groups_gpu_open(groups, grid, plan, comm);
@@ -205,15 +208,15 @@ static inline void zero_take_slices_(ZeroGpu* z, Memory* memory, double micro_st
     const MemoryPlace place = on_host ? MEMORY_PINNED : MEMORY_DEVICE;
     const char *params = on_host ? "shard of the parameters" : "parameters: slices",
                *grads = on_host ? "shard of the gradients" : "gradients: slices";
-    const size_t slices = zero_count(&z->plan, ZERO_SLICES), shards = zero_count(&z->plan, ZERO_SHARDS);
+    const size_t* elements = z->map->totals.elements;
     if (z->plan.stage >= 3) {
-        z->params_slices = memory_take(memory, params, place, slices * dtype_bytes(z->dtype));
+        z->params_slices = memory_take(memory, params, place, elements[MAP_KEPT] * dtype_bytes(z->dtype));
     }
     if (zero_has_shard_(&z->plan)) {
-        z->sums = z->shard = (float*)memory_take(memory, grads, place, slices * sizeof(float));
+        z->sums = z->shard = (float*)memory_take(memory, grads, place, elements[MAP_SUMS] * sizeof(float));
     }
     if (zero_has_levels_(&z->plan)) {
-        z->shard = (float*)memory_take(memory, grads, place, shards * sizeof(float));
+        z->shard = (float*)memory_take(memory, grads, place, elements[MAP_REDUCED] * sizeof(float));
     }
     if (on_host) {
         memory_set_moves(memory_count(memory, params, place, 0), 2 * micro_steps, 1);
@@ -223,11 +226,12 @@ static inline void zero_take_slices_(ZeroGpu* z, Memory* memory, double micro_st
 
 // Opens the parts of a rank. `params`, of type `dtype`, and `grads` are the model's, filled with
 // zeros.
-static inline void zero_open(ZeroGpu* z, Memory* memory, ZeroPlan plan, ZeroShards location,
+static inline void zero_open(ZeroGpu* z, Memory* memory, ZeroPlan plan, const Map* map, ZeroShards location,
                              double micro_steps, void* params, DType dtype, Gradient grads,
                              const GridGroupsGpu* groups, const Gpu* gpu) {
     memset((void*)z, 0, sizeof(*z));
     z->plan = plan;
+    z->map = map;
     z->groups = groups;
     z->location = location;
     z->params = params;
@@ -236,8 +240,9 @@ static inline void zero_open(ZeroGpu* z, Memory* memory, ZeroPlan plan, ZeroShar
     z->main = z->comm = *gpu;
     zero_take_slices_(z, memory, micro_steps);
     if (plan.size > 1) {
-        z->pieces = memory_take(memory, "gradients: pieces", MEMORY_DEVICE,
-                                zero_pieces_bytes_(&plan, location, grads.dtype));
+        z->pieces =
+            memory_take(memory, "gradients: pieces", MEMORY_DEVICE,
+                        zero_pieces_bytes_(&plan, map->totals.largest_gradient, location, grads.dtype));
     }
     if (memory_is_dry(memory)) {
         return;
@@ -253,8 +258,30 @@ static inline void zero_close(ZeroGpu* z) {
     CUDA_CHECK(cudaStreamDestroy(z->comm.stream));
 }
 
-static inline char* zero_element_(void* array, DType dtype, size_t i) {
+static inline char* zero_element_(const void* array, DType dtype, size_t i) {
     return (char*)array + i * dtype_bytes(dtype);
+}
+
+// Return where a bucket begins: its gradients, as the backward pass leaves them, with divided
+// experts first those on the tokens of the first neighbor; its parameters, while they are in
+// memory; what this rank has of its sums and of its reduced gradient.
+static inline void* zero_grads_of_(const ZeroGpu* z, const Bucket* b) {
+    return zero_element_(z->grads.data, z->grads.dtype, b->in[MAP_GRADIENTS].begin);
+}
+static inline void* zero_params_of_(const ZeroGpu* z, const Bucket* b) {
+    return zero_element_(z->params, z->dtype, b->in[MAP_PARAMETERS].begin);
+}
+static inline float* zero_sums_of_(const ZeroGpu* z, const Bucket* b) {
+    return z->sums + b->in[MAP_SUMS].begin;
+}
+static inline float* zero_reduced_of_(const ZeroGpu* z, const Bucket* b) {
+    return z->shard + b->in[MAP_REDUCED].begin;
+}
+
+// Returns where the elements of a bucket that this rank owns begin among the parameters that it
+// keeps.
+static inline size_t zero_owned_in_kept(const Bucket* b) {
+    return b->in[MAP_KEPT].begin + (b->in[MAP_OWNED].from - b->in[MAP_KEPT].from);
 }
 
 // ---- the two streams ----
@@ -271,20 +298,19 @@ static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
     CUDA_CHECK(cudaStreamWaitEvent(stream, event, is_captured ? cudaEventWaitExternal : 0));
 }
 
-// Returns the ranks that divide group g among themselves: of a replica, or with the same experts.
-static inline const GroupGpu* zero_ranks_(const ZeroGpu* z, int g) {
-    const int has_others = zero_is_block(&z->plan, g) && z->plan.experts > 1;
-    return has_others ? &z->groups->same_experts : &z->groups->replica;
+// Returns the ranks that divide a bucket among themselves: of a replica, or with the same experts.
+static inline const GroupGpu* zero_ranks_(const ZeroGpu* z, const Bucket* b) {
+    return b->ranks < z->map->of.data ? &z->groups->same_experts : &z->groups->replica;
 }
 
-// Returns all ranks that divide group g, of all replicas.
+// Returns all ranks that divide the trained bucket of group g, of all replicas.
 static inline const GroupGpu* zero_peers(const ZeroGpu* z, int g) {
-    return zero_has_levels_(&z->plan) ? &z->groups->data : zero_ranks_(z, g);
+    return zero_has_levels_(&z->plan) ? &z->groups->data : zero_ranks_(z, map_trained(z->map, g));
 }
 
-// Returns the place of this rank's slice in `count` elements of all of group g.
-static inline void* zero_slice_in_(const ZeroGpu* z, int g, void* all, DType type, size_t count) {
-    const GroupGpu* ranks = zero_ranks_(z, g);
+// Returns the place of this rank's slice in `count` elements of all of a bucket.
+static inline void* zero_slice_in_(const ZeroGpu* z, const Bucket* b, void* all, DType type, size_t count) {
+    const GroupGpu* ranks = zero_ranks_(z, b);
     return zero_element_(all, type, (size_t)ranks->rank * (count / (size_t)ranks->size));
 }
 
@@ -296,14 +322,14 @@ static inline void zero_copy_(ZeroGpu* z, void* to, const void* from, size_t byt
     }
 }
 
-// Gathers the slices of `count` elements of group g from the ranks that have them in `all`. This
+// Gathers the slices of `count` elements of a bucket from the ranks that have them in `all`. This
 // rank's lies at `slice`.
-static inline void zero_gather_slices_(ZeroGpu* z, int g, void* all, const void* slice, DType type,
+static inline void zero_gather_slices_(ZeroGpu* z, const Bucket* b, void* all, const void* slice, DType type,
                                        size_t count) {
-    const GroupGpu* ranks = zero_ranks_(z, g);
+    const GroupGpu* ranks = zero_ranks_(z, b);
     const size_t elements = count / (size_t)ranks->size;
     if (z->location == ZERO_SHARDS_ON_HOST) {
-        void* own = zero_slice_in_(z, g, all, type, count);
+        void* own = zero_slice_in_(z, b, all, type, count);
         zero_copy_(z, own, slice, elements * dtype_bytes(type));
         slice = own;
     }
@@ -322,15 +348,16 @@ static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DT
     zero_copy_(z, slice, there, count * dtype_bytes(type));
 }
 
-// Gathers the shards of `count` elements of group g from all ranks that have them: first within
+// Gathers the shards of `count` elements of a bucket from all ranks that have them: first within
 // this rank's slice, at `slice`, then all slices in `all`; NULL: only within the slice.
-static inline void zero_gather_(ZeroGpu* z, int g, void* all, void* slice, DType type, size_t count) {
+static inline void zero_gather_(ZeroGpu* z, const Bucket* b, void* all, void* slice, DType type,
+                                size_t count) {
     if (zero_has_levels_(&z->plan)) {
-        void* on_gpu = all ? zero_slice_in_(z, g, all, type, count) : z->pieces;
+        void* on_gpu = all ? zero_slice_in_(z, b, all, type, count) : z->pieces;
         zero_gather_shards_(z, slice, on_gpu, type, count / (size_t)z->plan.shards);
     }
     if (all) {
-        zero_gather_slices_(z, g, all, slice, type, count);
+        zero_gather_slices_(z, b, all, slice, type, count);
     }
 }
 
@@ -338,28 +365,31 @@ static inline void zero_gather_(ZeroGpu* z, int g, void* all, void* slice, DType
 
 // Returns how many groups are gathered after an update: those of which a rank updates less than it
 // keeps.
-static inline int zero_gathered_groups_(const ZeroPlan* plan) {
-    const int is_alone = plan->stage == 0 || plan->size == 1;
-    return plan->stage >= 3 ? (zero_has_levels_(plan) ? plan->groups : 1) : is_alone ? 0 : plan->groups;
+static inline int zero_gathered_groups_(const ZeroGpu* z) {
+    const int is_kept_in_slices = z->plan.stage >= 3 && !zero_has_levels_(&z->plan);
+    return is_kept_in_slices ? 1 : map_is_divided(z->map) ? zero_groups_(z) : 0;
 }
 
-// Sends each rank's shards of a part of the parameters to all ranks that keep them.
-static inline void zero_gather_part_(ZeroGpu* z, ZeroPart part) {
-    const int groups = zero_gathered_groups_(&z->plan);
+// Sends each rank's shards of a bucket to all ranks that keep them; in stage 3 all keep group 0.
+static inline void zero_gather_bucket_(ZeroGpu* z, const Bucket* b) {
+    void *all = z->plan.stage < 3 || b->layer < 0 ? zero_params_of_(z, b) : NULL,
+         *slice = z->params_slices ? zero_element_(z->params_slices, z->dtype, b->in[MAP_KEPT].begin)
+                                   : zero_slice_in_(z, b, all, z->dtype, b->elements);
+    zero_gather_(z, b, all, slice, z->dtype, b->elements);
+}
+
+// Gathers the buckets of all kinds up to `last`.
+static inline void zero_gather_kinds_(ZeroGpu* z, MapKind last) {
+    const int groups = zero_gathered_groups_(z);
     if (groups == 0) {
         return;
     }
     zero_fork_(z);
     for (int g = 0; g < groups; g++) {
-        const size_t count = zero_part_elements(&z->plan, g, part);
-        void *all = NULL, *slice;
-        if (z->plan.stage < 3 || g == 0) {
-            all = zero_element_(z->params, z->dtype, zero_part_begin(&z->plan, g, part));
-        }
-        slice = z->params_slices ? zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, g))
-                                 : zero_slice_in_(z, g, all, z->dtype, count);
-        if (count > 0) {
-            zero_gather_(z, g, all, slice, z->dtype, count);
+        for (int i = map_group(z->map, g).first; i < map_group(z->map, g).end; i++) {
+            if (z->map->buckets[i].kind <= last) {
+                zero_gather_bucket_(z, &z->map->buckets[i]);
+            }
         }
         CUDA_CHECK(cudaEventRecord(z->gathered[g], z->comm.stream));
     }
@@ -369,17 +399,14 @@ static inline void zero_gather_part_(ZeroGpu* z, ZeroPart part) {
 
 // Gather the parameters: after an update the trained ones, and all of them after all shards were
 // set.
-static inline void zero_gather_parameters(ZeroGpu* z) { zero_gather_part_(z, ZERO_TRAINED); }
-static inline void zero_gather_all_parameters(ZeroGpu* z) {
-    zero_gather_part_(z, ZERO_FROZEN);
-    zero_gather_part_(z, ZERO_TRAINED);
-}
+static inline void zero_gather_parameters(ZeroGpu* z) { zero_gather_kinds_(z, MAP_TRAINED); }
+static inline void zero_gather_all_parameters(ZeroGpu* z) { zero_gather_kinds_(z, MAP_FROZEN); }
 
 // Waits until no parameters are on their way; call it before anything but a pass reads them.
 // Setting shards needs no wait: a rank never receives its own, and the next
 // zero_gather_all_parameters overwrites those still on their way.
 static inline void zero_wait_for_parameters(ZeroGpu* z) {
-    const int groups = zero_gathered_groups_(&z->plan);
+    const int groups = zero_gathered_groups_(z);
     if (groups > 0) {
         zero_wait_(z->main.stream,
                    // test_ranks.sh: before checksums, and before memory is freed
@@ -387,26 +414,23 @@ static inline void zero_wait_for_parameters(ZeroGpu* z) {
     }
 }
 
-// Returns the place of block k among the blocks in `params`.
-static inline int zero_parameter_block(const ZeroPlan* plan, int k) {
-    return plan->stage < 3 ? k : zero_buffer_(k);
-}
-
 // Waits for a group that was gathered after the last update, unless a forward pass has done so
 // since.
 static inline void zero_wait_for_group_(ZeroGpu* z, int g, cudaStream_t stream) {
-    if (z->is_updated && g < zero_gathered_groups_(&z->plan)) {
+    if (z->is_updated && g < zero_gathered_groups_(z)) {
         zero_wait_(stream, z->gathered[g]);
     }
 }
 
 // Stage 3: gathers the parameters of block k from the replica.
 static inline void zero_gather_block_(ZeroGpu* z, int k) {
-    const size_t at = z->plan.once + (size_t)zero_parameter_block(&z->plan, k) * z->plan.block;
-    const void* slice = zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, 1 + k));
     // test_ranks.sh: only graphs with replicas need it
     zero_wait_for_group_(z, 1 + k, z->comm.stream);
-    zero_gather_slices_(z, 1 + k, zero_element_(z->params, z->dtype, at), slice, z->dtype, z->plan.block);
+    for (int i = map_group(z->map, 1 + k).first; i < map_group(z->map, 1 + k).end; i++) {
+        const Bucket* b = &z->map->buckets[i];
+        const void* slice = zero_element_(z->params_slices, z->dtype, b->in[MAP_KEPT].begin);
+        zero_gather_slices_(z, b, zero_params_of_(z, b), slice, z->dtype, b->elements);
+    }
 }
 
 // Stage 3: gathers the parameters of layer l, after all work queued so far, unless a buffer has
@@ -431,7 +455,7 @@ static inline void zero_fetch_(ZeroGpu* z, int l, int next) {
         CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->arrived[b], 0));
         z->in_flight[b] = 0;
     }
-    if (0 <= next && next < zero_layers(&z->plan)) {
+    if (0 <= next && next < zero_layers_(z)) {
         zero_fetch_layer_(z, next);
     }
 }
@@ -440,8 +464,8 @@ static inline void zero_fetch_(ZeroGpu* z, int l, int next) {
 static inline void zero_begin_forward(ZeroGpu* z) { zero_wait_for_group_(z, 0, z->main.stream); }
 
 // True if the forward pass of a micro-step waits for other ranks.
-static inline int zero_forward_waits(const ZeroPlan* plan, MicroStep step) {
-    return plan->stage >= 3 || (step.number == 0 && zero_gathered_groups_(plan) > 0);
+static inline int zero_forward_waits(const ZeroGpu* z, MicroStep step) {
+    return z->plan.stage >= 3 || (step.number == 0 && zero_gathered_groups_(z) > 0);
 }
 
 // Waits for the parameters of layer l, in a forward pass (direction 1) or a backward pass (-1).
@@ -451,43 +475,10 @@ static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
     } else {
         zero_wait_for_group_(z, 1 + l, z->main.stream);
     }
-    z->is_updated = z->is_updated && l < zero_layers(&z->plan) - 1;
+    z->is_updated = z->is_updated && l < zero_layers_(z) - 1;
 }
 
 // ---- a micro-step ----
-
-// Returns the place of block k among the blocks in `grads`.
-static inline int zero_gradient_block(const ZeroPlan* plan, int k) {
-    return plan->shares_buffer ? zero_buffer_(k) : k - plan->first_block;
-}
-
-// Returns the elements from the gradients of blocks on the tokens of a neighbor to those on the
-// next one's: of all blocks in memory.
-static inline size_t zero_neighbor_elements(const ZeroPlan* plan) {
-    return plan->shares_buffer ? (size_t)ZERO_LAYERS_IN_MEMORY * plan->trained_block
-                               : zero_gradient_begin(plan, plan->groups) - plan->trained_once;
-}
-
-// Returns the begin of the gradients of group g, as the backward pass leaves them; with divided
-// experts, on the tokens of the first neighbor.
-static inline size_t zero_grads_begin_(const ZeroPlan* plan, int g) {
-    const size_t end = zero_grads_elements(plan, ZERO_LAYERS_IN_MEMORY);
-    return g == 0 ? 0
-           : g == plan->groups
-               ? end - zero_trained_elements(plan, g)
-               : plan->trained_once + (size_t)zero_gradient_block(plan, g - 1) * plan->trained_block;
-}
-
-static inline void* zero_group_grads_(const ZeroGpu* z, int g) {
-    return zero_element_(z->grads.data, z->grads.dtype, zero_grads_begin_(&z->plan, g));
-}
-
-// Pieces of a gradient: (copies, ranks, count), with `stride` elements between copies. Number a in
-// the order of the ranks that have the tokens is copy a % copies from rank a / copies.
-typedef struct {
-    size_t count, stride;
-    int copies;
-} ZeroPieces_;
 
 // Adds the first `active` of the pieces, in order and in fp32, to shard (count), which counts as
 // zero if `is_first`.
@@ -497,7 +488,7 @@ typedef struct {
 // order  fixed: that of the pieces
 template <class G>
 __global__ void __launch_bounds__(ZERO_THREADS_)
-    zero_add_kernel_(float* shard, const G* pieces, ZeroPieces_ of, int active, int is_first) {
+    zero_add_kernel_(float* shard, const G* pieces, ZeroPieces of, int active, int is_first) {
     const size_t i = ((size_t)blockIdx.x * ZERO_THREADS_ + threadIdx.x) * ZERO_PER_THREAD_;
     Elements<float, ZERO_PER_THREAD_> sum = {};
     if (!is_first) {
@@ -519,74 +510,59 @@ static inline dim3 zero_grid_(size_t count) {
     return dim3((unsigned)(count / (ZERO_THREADS_ * ZERO_PER_THREAD_)));
 }
 
-// Adds the pieces of group g to the sums.
-template <class T>
-static inline void zero_add_(ZeroGpu* z, int g, const void* pieces, ZeroPieces_ of, MicroStep step) {
-    float* sums = z->sums + zero_slice_begin(&z->plan, g);
-    GRADIENT_DISPATCH(z->grads, T,
-                      launch(zero_add_kernel_<G>, zero_grid_(of.count), ZERO_THREADS_, 0, &z->comm, sums,
-                             (const G*)pieces, of, zero_adds_(&z->plan, step),
-                             zero_is_first_(&z->plan, step)));
-}
-
-// Records that group g has left its buffer, which may be overwritten.
-static inline void zero_sent_(ZeroGpu* z, int g) {
-    if (g > 0 && g < z->plan.groups) {
-        CUDA_CHECK(cudaEventRecord(z->sent[zero_buffer_(g - 1)], z->comm.stream));
+// Records that a bucket has left its buffer, which may be overwritten.
+static inline void zero_sent_(ZeroGpu* z, const Bucket* b) {
+    if (b->layer >= 0) {
+        CUDA_CHECK(cudaEventRecord(z->sent[zero_buffer_(model_copy(z->map->cfg, b->layer))], z->comm.stream));
     }
 }
 
-// Sends each of the copies of the gradients of group g to the ranks that divide it, to `pieces`.
-static inline void zero_send_copies_(ZeroGpu* z, int g, ZeroPieces_ sent, ZeroPieces_ arrived) {
+// Reduces a bucket within the replica, or among the ranks with the same experts: the gradients on
+// the tokens of all neighbors, in the order of the ranks that have the tokens.
+template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, const Bucket* b, MicroStep step) {
+    const GroupGpu* ranks = zero_ranks_(z, b);
     const DType type = z->grads.dtype;
-    for (size_t i = 0; i < (size_t)sent.copies; i++) {
-        group_all_to_all(zero_element_(z->pieces, type, i * arrived.stride),
-                         zero_element_(zero_group_grads_(z, g), type, i * sent.stride), sent.count, type,
-                         zero_ranks_(z, g), z->comm.stream);
+    const ZeroPieces of = {b->in[MAP_SUMS].count, b->elements, b->copies};
+    void *grads = zero_grads_of_(z, b), *pieces = ranks->size > 1 ? z->pieces : grads;
+    for (size_t k = 0; k < (size_t)b->copies && pieces != grads; k++) {
+        group_all_to_all(zero_element_(pieces, type, k * b->elements),
+                         zero_element_(grads, type, k * b->elements), of.count, type, ranks, z->comm.stream);
+    }
+    if (pieces != grads) {
+        zero_sent_(z, b);
+    }
+    GRADIENT_DISPATCH(z->grads, T,
+                      launch(zero_add_kernel_<G>, zero_grid_(of.count), ZERO_THREADS_, 0, &z->comm,
+                             zero_sums_of_(z, b), (const G*)pieces, of, zero_adds_(&z->plan, step),
+                             zero_is_first_(&z->plan, step)));
+    if (pieces == grads) {
+        zero_sent_(z, b);
     }
 }
 
-// Reduces group g within the replica, or among the ranks with the same experts: those on the tokens
-// of all neighbors, in the order of the ranks that have the tokens.
-template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, MicroStep step) {
-    const ZeroPlan* plan = &z->plan;
-    const size_t count = zero_slice_elements(plan, g);
-    const int copies = zero_is_block(plan, g) ? plan->experts : 1;
-    const ZeroPieces_ sent = {count, zero_neighbor_elements(plan), copies},
-                      arrived = {count, zero_trained_elements(plan, g), copies};
-    if (zero_ranks_(z, g)->size == 1) {
-        zero_add_<T>(z, g, zero_group_grads_(z, g), sent, step);
-        zero_sent_(z, g);
-        return;
-    }
-    zero_send_copies_(z, g, sent, arrived);
-    zero_sent_(z, g);
-    zero_add_<T>(z, g, z->pieces, arrived, step);
-}
-
-// Adds up the sums of group g of all replicas, in their order: a reduction of NCCL has an order of
+// Adds up the sums of a bucket of all replicas, in their order: a reduction of NCCL has an order of
 // its own, which may depend on how machines are connected. Sums on the host pass through the buffer
 // of pieces.
-static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
-    const size_t count = zero_shard_elements(&z->plan, g), all = zero_slice_elements(&z->plan, g);
-    float *sums = z->sums + zero_slice_begin(&z->plan, g), *shard = z->shard + zero_shard_begin(&z->plan, g),
-          *pieces = (float*)z->pieces, *from = z->location == ZERO_SHARDS_ON_HOST ? pieces + all : sums;
-    const ZeroPieces_ arrived = {count, 0, 1};
+static inline void zero_reduce_replicas_(ZeroGpu* z, const Bucket* b) {
+    const size_t count = b->in[MAP_REDUCED].count, all = b->in[MAP_SUMS].count;
+    float *sums = zero_sums_of_(z, b), *pieces = (float*)z->pieces,
+          *from = z->location == ZERO_SHARDS_ON_HOST ? pieces + all : sums;
+    const ZeroPieces arrived = {count, 0, 1};
     zero_copy_(z, from, sums, all * sizeof(float));
     group_all_to_all(pieces, from, count, DTYPE_FP32, &z->groups->replicas, z->comm.stream);
-    launch(zero_add_kernel_<float>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, shard,
+    launch(zero_add_kernel_<float>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, zero_reduced_of_(z, b),
            (const float*)pieces, arrived, z->groups->replicas.size, 1);
 }
 
 // Waits until the buffer for the gradients of layer l, or of the parameters outside of blocks (-1),
 // has been sent. Call it before the first kernel of a micro-step that writes there.
 static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
-    if (!z->plan.shares_buffer) {
+    if (z->map->of.ring_gradients == 0) {
         return;
     }
     if (l < 0) {
         zero_wait_(z->main.stream, z->reduced);
-    } else if (l + ZERO_LAYERS_IN_MEMORY < zero_layers(&z->plan)) {
+    } else if (l + ZERO_LAYERS_IN_MEMORY < zero_layers_(z)) {
         CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->sent[zero_buffer_(l)], 0));
     }
 }
@@ -598,37 +574,28 @@ typedef struct {
 } ModelGradients;
 #undef ZERO_GRADIENT_
 
-// Returns the gradients of layer l: .qkvw is its. Those of frozen parameters have no data.
-static inline ModelGradients zero_gradients_at_layer(const ZeroGpu* z, const TensorRow* gradient_rows,
-                                                     ModelConfig cfg, const Freeze* freeze, int l) {
-    const int at = zero_gradient_block(&z->plan, model_copy(cfg, l));
-    const TensorRow* row = gradient_rows;
-    ModelGradients grads;
-#define ZERO_GRADIENT_(name, ...)                                                                            \
-    grads.name.data =                                                                                        \
-        freeze_has(freeze, (int)(row - gradient_rows), l) || tensor_is_absent(row)                           \
-            ? NULL                                                                                           \
-            : tensor_at_layer(row, z->grads.data, row->place == PLACE_BLOCK ? at : tensor_copy(row, l));     \
-    grads.name.dtype = z->grads.dtype;                                                                       \
-    row++;
-    MODEL_PARAMETERS(ZERO_GRADIENT_)
+// Returns the gradients of layer l, and of what is outside of the blocks. Those of frozen parameters
+// have no data.
+static inline ModelGradients zero_bind_gradients(const ZeroGpu* z, int l) {
+    const DType type = z->grads.dtype;
+    const ModelParameters at = map_bind(z->map, MAP_GRADIENTS, z->grads.data, dtype_bytes(type), l);
+#define ZERO_GRADIENT_(name, ...) {(void*)at.name, type},
+    return ModelGradients{MODEL_PARAMETERS(ZERO_GRADIENT_)};
 #undef ZERO_GRADIENT_
-    return grads;
 }
 
-// Clears the gradients of the frozen parameters of layer l. Where layers take turns
-// in the same memory, it still has those of another layer, and this layer's backward pass does not
-// set them.
-static inline void zero_clear_frozen(ZeroGpu* z, const TensorRow* gradient_rows, ModelConfig cfg,
-                                     const Freeze* freeze, int l) {
-    const int k = model_copy(cfg, l), clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, 1 + k);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
-        const TensorRow* row = &gradient_rows[i];
-        const int is_frozen =
-            row->place == PLACE_BLOCK && zero_has_row(&z->plan, i) && freeze_has(freeze, i, l);
-        if (is_frozen) {
-            CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, z->grads.data, zero_gradient_block(&z->plan, k)),
-                                       0, tensor_layer_elements(row) * row->element_bytes, z->main.stream));
+// Clears the gradients of the frozen parameters of the blocks of layer l. Where layers take turns in
+// the same memory, it still has those of another layer, and this layer's backward pass does not set
+// them.
+static inline void zero_clear_frozen(ZeroGpu* z, int l) {
+    const Map* m = z->map;
+    const Bucket* b = map_trained(m, model_group(m->cfg, l));
+    for (int i = 0; b && m->of.ring_gradients > 0 && i < b->count; i++) {
+        const Shard* s = &m->shards[b->first + i];
+        if (s->flags & SHARD_FROZEN) {
+            CUDA_CHECK(
+                cudaMemsetAsync(zero_element_(z->grads.data, z->grads.dtype, map_at(m, s, MAP_GRADIENTS)), 0,
+                                s->piece.count * dtype_bytes(z->grads.dtype), z->main.stream));
         }
     }
 }
@@ -643,27 +610,25 @@ __global__ void __launch_bounds__(ZERO_THREADS_) zero_round_kernel_(G* to, const
     elements_store(to + i, elements_convert<G>(elements_load<ZERO_PER_THREAD_>(from + i)));
 }
 
-// Sends the sums of a group to all ranks, to where the backward pass left its gradients.
-template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
+// Sends the sums of a bucket to all ranks, to where the backward pass left its gradients.
+template <class T> static inline void zero_share_(ZeroGpu* z, const Bucket* b) {
     const DType type = z->grads.dtype;
-    const size_t count = zero_shard_elements(&z->plan, g);
-    const size_t trained = zero_trained_elements(&z->plan, g);
-    void *group = zero_group_grads_(z, g), *slice = zero_slice_in_(z, g, group, type, trained);
-    void* own = zero_element_(group, type, (size_t)zero_shard_of(&z->plan, g, z->plan.rank).part * count);
+    const MapSpan own = b->in[MAP_REDUCED];
+    void* all = zero_grads_of_(z, b);
     GRADIENT_DISPATCH(z->grads, T,
-                      launch(zero_round_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, (G*)own,
-                             z->shard + zero_shard_begin(&z->plan, g)));
-    zero_gather_(z, g, group, slice, type, trained);
+                      launch(zero_round_kernel_<G>, zero_grid_(own.count), ZERO_THREADS_, 0, &z->comm,
+                             (G*)all + own.from, zero_reduced_of_(z, b)));
+    zero_gather_(z, b, all, zero_slice_in_(z, b, all, type, b->elements), type, b->elements);
 }
 
-// Reduces group g, as its stage does; all ranks get the sum of an embedding apart.
-template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, MicroStep step) {
-    zero_reduce_slices_<T>(z, g, step);
+// Reduces a bucket, as its stage does; all ranks get the sum of an embedding apart.
+template <class T> static inline void zero_reduce_(ZeroGpu* z, const Bucket* b, MicroStep step) {
+    zero_reduce_slices_<T>(z, b, step);
     if (zero_has_levels_(&z->plan) && step.is_last) {
-        zero_reduce_replicas_(z, g);
+        zero_reduce_replicas_(z, b);
     }
-    if (z->plan.stage == 0 || (g == z->plan.groups && step.is_last)) {
-        zero_share_group_<T>(z, g);
+    if (z->plan.stage == 0 || (b->kind == MAP_EMBEDDING && step.is_last)) {
+        zero_share_<T>(z, b);
     }
 }
 
@@ -671,14 +636,14 @@ template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, Micr
 // when the backward pass has completed them: for the last block first, and at the end, outside of a
 // graph, for an embedding's apart, then for group 0.
 template <class T> static inline void zero_group_done(ZeroGpu* z, int g, MicroStep step) {
-    const int is_computed = g < z->plan.groups || z->plan.sums_embedding,
-              has_gradient = zero_has_gradient(&z->plan, g) && is_computed;
-    if (!zero_reduces(&z->plan, step) || (g > 0 && !has_gradient)) {
+    const Bucket* b = map_trained(z->map, g);
+    const int is_computed = b && (b->kind != MAP_EMBEDDING || z->plan.sums_embedding);
+    if (!zero_reduces(&z->plan, step) || (g > 0 && !is_computed)) {
         return; // without a fork, which a graph would have to join
     }
     zero_fork_(z);
-    if (has_gradient) {
-        zero_reduce_group_<T>(z, g, step);
+    if (is_computed) {
+        zero_reduce_<T>(z, b, step);
     }
     if (g == 0) {
         CUDA_CHECK(cudaEventRecord(z->reduced, z->comm.stream));
@@ -700,7 +665,7 @@ static inline const Gpu* zero_begin_update(ZeroGpu* z) {
 }
 
 // Ends the update of group g: its gradient may be overwritten.
-static inline void zero_end_update(ZeroGpu* z, int g) { zero_sent_(z, g); }
+static inline void zero_end_update(ZeroGpu* z, int g) { zero_sent_(z, map_trained(z->map, g)); }
 
 static inline void zero_join_(ZeroGpu* z) {
     CUDA_CHECK(cudaEventRecord(z->joined, z->comm.stream));
@@ -712,15 +677,13 @@ static inline void zero_join_updates(ZeroGpu* z) { zero_join_(z); }
 
 // Returns the gradient of group g.
 static inline Gradient zero_group_gradient(const ZeroGpu* z, int g) {
-    const Gradient group = {zero_group_grads_(z, g), z->grads.dtype};
-    return group;
+    return Gradient{zero_grads_of_(z, map_trained(z->map, g)), z->grads.dtype};
 }
 
-// Returns an array of all gradients in which only group g exists. For one rank.
+// Returns an array like OWNED in which only the gradient of group g exists. For one rank.
 static inline Gradient zero_gradient_at_group(const ZeroGpu* z, int g) {
-    const size_t before = zero_gradient_begin(&z->plan, g) * dtype_bytes(z->grads.dtype);
-    const Gradient all = {(void*)((uintptr_t)zero_group_grads_(z, g) - before), z->grads.dtype};
-    return all;
+    const size_t before = map_trained(z->map, g)->in[MAP_OWNED].begin * dtype_bytes(z->grads.dtype);
+    return Gradient{(void*)((uintptr_t)zero_group_gradient(z, g).data - before), z->grads.dtype};
 }
 
 // Starts a micro-step. The first one of an update does the same work whether a forward pass came
@@ -735,7 +698,7 @@ static inline void zero_begin(ZeroGpu* z, MicroStep step) {
 // Ends a micro-step up to group 0: the main stream waits for the reductions of the blocks, if any.
 // A graph has nothing else to join.
 static inline void zero_join(ZeroGpu* z, MicroStep step) {
-    if (zero_reduces(&z->plan, step) && z->plan.first_block < z->plan.groups - 1) {
+    if (zero_reduces(&z->plan, step) && map_trained(z->map, zero_layers_(z))) { // of the last block
         zero_join_(z);
     }
 }
@@ -743,7 +706,7 @@ static inline void zero_join(ZeroGpu* z, MicroStep step) {
 // Sets the state that a micro-step leaves behind, after a graph has made it.
 static inline void zero_replayed(ZeroGpu* z) {
     for (int b = 0; b < ZERO_LAYERS_IN_MEMORY; b++) {
-        z->resident[b] = b < zero_layers(&z->plan) ? b : -1;
+        z->resident[b] = b < zero_layers_(z) ? b : -1;
     }
     z->is_updated = 0;
 }
@@ -751,7 +714,7 @@ static inline void zero_replayed(ZeroGpu* z) {
 // Does the part of a rank without a micro-batch in a forward pass.
 static inline void zero_idle_forward(ZeroGpu* z) {
     zero_begin_forward(z);
-    for (int l = 0; l < zero_layers(&z->plan); l++) {
+    for (int l = 0; l < zero_layers_(z); l++) {
         zero_parameters(z, l, 1);
     }
 }
@@ -761,7 +724,7 @@ static inline void zero_idle_forward(ZeroGpu* z) {
 template <class T> static inline void zero_idle(ZeroGpu* z, MicroStep step) {
     zero_begin(z, step);
     zero_idle_forward(z);
-    for (int l = zero_layers(&z->plan) - 1; l >= z->plan.first_block; l--) {
+    for (int l = zero_layers_(z) - 1; l >= 0; l--) {
         zero_parameters(z, l, -1);
         zero_group_done<T>(z, 1 + l, step);
     }
@@ -787,23 +750,24 @@ static inline Gradient zero_update_gradient(const ZeroGpu* z) {
     return z->plan.stage == 0 ? z->grads : zero_gradient(z);
 }
 
-// Sets *sum, on the GPU, to the sum of squares of spans (zero_counted_spans) of the reduced
-// gradient, for which the main stream has waited.
-template <class T>
-static inline void zero_square_sum(WideSum* sum, const ZeroGpu* z, const ZeroSpan* spans, int count,
-                                   GradientNorm* norm) {
+// Sets *sum, on the GPU, to the sum of squares of this rank's part of the reduced gradient that
+// counts. The main stream has waited for it.
+template <class T> static inline void zero_square_sum(WideSum* sum, const ZeroGpu* z, GradientNorm* norm) {
     const Gradient all = zero_gradient(z);
     GradientMode mode = GRADIENT_SET;
-    for (int i = 0; i < count; i++) {
-        for (size_t k = 0; k < (size_t)spans[i].copies; k++, mode = GRADIENT_ADD) {
-            const size_t at = spans[i].begin + k * spans[i].stride;
-            const Gradient span = {(char*)all.data + at * dtype_bytes(all.dtype), all.dtype};
-            gradient_square_sum_of<T>(sum, span, spans[i].count, mode, norm, &z->main);
+    MapSpan span = {0, 0, 0};
+    int i = 0;
+    do {
+        i = map_counted(z->map, i, &span); // the last one is empty
+        if (span.count > 0 || mode == GRADIENT_SET) {
+            const Gradient part = {zero_element_(all.data, all.dtype, span.begin), all.dtype};
+            gradient_square_sum_of<T>(sum, part, span.count, mode, norm, &z->main);
         }
-    }
+        mode = GRADIENT_ADD;
+    } while (i > 0);
 }
 
-// Returns the parameters that are kept (zero_kept_cut), which the update writes.
+// Returns the parameters that are kept, which the update writes.
 static inline void* zero_update_parameters(const ZeroGpu* z) {
     return z->params_slices ? z->params_slices : z->params;
 }
@@ -812,14 +776,14 @@ static inline void* zero_update_parameters(const ZeroGpu* z) {
 // apart. After the last micro-step and zero_wait_for_gradient, in all ranks, the sum.
 static inline Gradient zero_embedding_gradient(const ZeroGpu* z) {
     const Gradient none = {NULL, z->grads.dtype};
-    return z->plan.embedding > 0 ? zero_group_gradient(z, z->plan.groups) : none;
+    return map_embedding(z->map) ? zero_group_gradient(z, zero_groups_(z)) : none;
 }
 
 // Adds `more` to sum (count), each element in fp32 and rounded once.
 // grid   ceil(count / 1024)      block   256      shared   none
 // moves  S and G in, S out. Bound by memory.
 // order  every element on its own
-// needs  count a multiple of 4
+// needs  padding up to a multiple of 4 elements
 template <class S, class G>
 __global__ void __launch_bounds__(ZERO_THREADS_) zero_join_kernel_(S* sum, const G* more, size_t count) {
     const size_t i = ((size_t)blockIdx.x * ZERO_THREADS_ + threadIdx.x) * ZERO_PER_THREAD_;
@@ -843,20 +807,30 @@ static inline void zero_join_gradients_(ZeroGpu* z, S* sum, const G* more, size_
     }
 }
 
+// Adds it to what a space has of the gradient of the classifier.
+template <class T> static inline void zero_add_embedding_(ZeroGpu* z, Gradient to, MapSpace space) {
+    const Map* m = z->map;
+    const Gradient embedding = zero_embedding_gradient(z);
+    const MapRange own = map_range(m, m->shards[map_embedding(m)->first].tensor, -1, space);
+    if (own.count > 0) {
+        const size_t at = map_range_at(m, &own, space);
+        GRADIENT_DISPATCH(embedding, T, {
+            const G* more = (const G*)embedding.data + own.before;
+            if (to.dtype == DTYPE_FP32) {
+                zero_join_gradients_(z, (float*)to.data + at, more, own.count);
+            } else {
+                zero_join_gradients_(z, (G*)to.data + at, more, own.count);
+            }
+        });
+    }
+}
+
 // Adds it to the reduced gradient of the classifier, once an update.
 template <class T> static inline void zero_add_embedding(ZeroGpu* z) {
-    const Gradient embedding = zero_embedding_gradient(z);
-    const ZeroWte own = zero_wte_in_shard(&z->plan);
     zero_wait_for_gradient(z);
-    if (z->shard) {
-        GRADIENT_DISPATCH(z->grads, T,
-                          zero_join_gradients_(z, z->shard + own.in_shard,
-                                               (const G*)embedding.data + own.in_wte, own.count));
-    }
-    if (z->plan.stage == 0 || !z->shard) {
-        GRADIENT_DISPATCH(
-            z->grads, T,
-            zero_join_gradients_(z, (G*)z->grads.data, (const G*)embedding.data, z->plan.embedding));
+    zero_add_embedding_<T>(z, zero_gradient(z), MAP_REDUCED);
+    if (z->plan.stage == 0 && z->shard) {
+        zero_add_embedding_<T>(z, z->grads, MAP_GRADIENTS);
     }
 }
 
@@ -869,61 +843,46 @@ static inline void zero_exchange(ZeroGpu* z, int g, const GroupMove* moves, int 
 
 // ---- copies of divided arrays ----
 
-// Elements of a piece.
-typedef struct {
-    size_t first, count;
-} ZeroElements;
-
-// Elements `at` and following of each rank's `shard` elements.
-typedef struct {
-    size_t shard, at, count;
-} ZeroChunk_;
-
-// Gathers a chunk of group g from all ranks that divide it in `all` on the host; NULL: not in this
-// rank. `mine` is this rank's.
-static inline void zero_collect_chunk_(ZeroGpu* z, int g, void* all, const void* mine, DType type,
-                                       ZeroChunk_ chunk) {
-    const GroupGpu* ranks = zero_peers(z, g);
-    const size_t bytes = chunk.count * dtype_bytes(type);
-    void* own = zero_element_(z->pieces, type, (size_t)ranks->rank * chunk.count);
-    zero_copy_(z, own, mine, bytes);
-    // (ranks, count)
-    group_all_gather(z->pieces, own, chunk.count, type, ranks, z->comm.stream);
-    for (int r = 0; all && r < ranks->size; r++) {
-        const int part = zero_shard_of(&z->plan, g, zero_rank_of(&z->plan, g, r)).part;
-        const size_t to = (size_t)part * chunk.shard + chunk.at;
-        zero_copy_(z, zero_element_(all, type, to), zero_element_(z->pieces, type, (size_t)r * chunk.count),
+// Gathers elements at ... at + count - 1 of each rank's shard of a bucket in `all`, the whole bucket
+// on the host; NULL: not in this rank. `mine` is this rank's.
+static inline void zero_collect_chunk_(ZeroGpu* z, const Bucket* b, void* all, const void* mine, DType type,
+                                       size_t at, size_t count) {
+    const MapSpan own = b->in[MAP_OWNED];
+    const size_t bytes = count * dtype_bytes(type), shards = (size_t)b->ranks;
+    // (shards, count)
+    zero_copy_(z, zero_element_(z->pieces, type, own.from / own.count * count), mine, bytes);
+    zero_gather_(z, b, z->pieces, zero_slice_in_(z, b, z->pieces, type, shards * count), type,
+                 shards * count);
+    for (size_t i = 0; all && i < shards; i++) {
+        zero_copy_(z, zero_element_(all, type, i * own.count + at), zero_element_(z->pieces, type, i * count),
                    bytes);
     }
 }
 
-// Gathers a part of group g of an owned array in `group`, which has the whole group on the host;
-// NULL: not in this rank. `piece` selects elements of each rank's piece (zero_piece); `mine` are
-// this rank's, on the GPU or on the host. Call it between updates: the data pass through the buffer
-// of pieces, after all other communication. Collective. Waits for the GPU.
-static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart part, ZeroElements piece,
-                                     const void* mine, DType type) {
-    const size_t room = zero_pieces_bytes_(&z->plan, z->location, z->grads.dtype) / dtype_bytes(type);
-    const size_t most = room / (size_t)z->plan.size / TENSOR_SHARD_UNIT * TENSOR_SHARD_UNIT;
-    const size_t shard = zero_piece(&z->plan, g, part).count,
-                 before = zero_part_begin(&z->plan, g, part) - zero_group_begin(&z->plan, g);
-    void* all = group ? zero_element_(group, type, before) : NULL;
+// Gathers a bucket of an owned array in `all`, which has the whole bucket on the host; NULL: not in
+// this rank. Of each rank's shard it gathers elements first ... first + count - 1; `mine` are this
+// rank's, on the GPU or on the host. Call it between updates: the data pass through the buffer of
+// pieces, after all other communication. Collective. Waits for the GPU.
+static inline void zero_collect_some(ZeroGpu* z, const Bucket* b, void* all, const void* mine, DType type,
+                                     size_t first, size_t count) {
+    const size_t bytes = dtype_bytes(type),
+                 room = zero_pieces_bytes_(&z->plan, z->map->totals.largest_gradient, z->location,
+                                           z->grads.dtype),
+                 most = room / bytes / (size_t)z->plan.size / TENSOR_SHARD_UNIT * TENSOR_SHARD_UNIT;
     zero_fork_(z);
-    if (!zero_is_divided(&z->plan) && all) {
-        zero_copy_(z, zero_element_(all, type, piece.first), mine, piece.count * dtype_bytes(type));
+    if (!map_is_divided(z->map) && all) {
+        zero_copy_(z, zero_element_(all, type, first), mine, count * bytes);
     }
-    for (size_t i = 0; zero_is_divided(&z->plan) && i < piece.count; i += most) {
-        const size_t count = piece.count - i < most ? piece.count - i : most;
-        const ZeroChunk_ chunk = {shard, piece.first + i, count};
-        zero_collect_chunk_(z, g, all, (const char*)mine + i * dtype_bytes(type), type, chunk);
+    for (size_t i = 0; map_is_divided(z->map) && i < count; i += most) {
+        zero_collect_chunk_(z, b, all, (const char*)mine + i * bytes, type, first + i,
+                            count - i < most ? count - i : most);
     }
     CUDA_CHECK(cudaStreamSynchronize(z->comm.stream));
 }
 
-// Gathers all elements of the pieces.
-static inline void zero_collect(ZeroGpu* z, void* group, int g, ZeroPart part, const void* mine, DType type) {
-    const ZeroElements all = {0, zero_piece(&z->plan, g, part).count};
-    zero_collect_some(z, group, g, part, all, mine, type);
+// Gathers all elements of the shards.
+static inline void zero_collect(ZeroGpu* z, const Bucket* b, void* all, const void* mine, DType type) {
+    zero_collect_some(z, b, all, mine, type, 0, b->in[MAP_OWNED].count);
 }
 
 #endif

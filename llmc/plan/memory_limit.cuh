@@ -106,9 +106,10 @@ static inline size_t memory_usable_(const Settled* s) {
 // memory that NCCL takes. Collective.
 static inline size_t memory_connect_(const Settled* s, Comm* comm) {
     Gpu gpu;
+    const MapOf of = settled_map(s, ZERO_LAYERS_IN_MEMORY);
     gpu_open(&gpu, s->options.memory.device);
     const size_t before = memory_free_(s->options.memory.device);
-    zero_connect(&s->zero, s->ranks.grid, gpu_setup_gradients(s), comm, &gpu);
+    zero_connect(&s->zero, &of, s->ranks.grid, gpu_setup_gradients(s), comm, &gpu);
     const size_t after = memory_free_(s->options.memory.device), bytes = before > after ? before - after : 0;
     gpu_close(&gpu);
     const GroupGpu* all = &((const GridGroupsGpu*)comm->gpus)->all;

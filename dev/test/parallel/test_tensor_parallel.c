@@ -52,59 +52,69 @@ TEST(tensor_tokens) {
     }
 }
 
-// Elements of tensors that are not cut, wpe apart, in all shards of a data group.
-static size_t uncut_elements(const TensorRow* rows) {
+// Returns the elements of tensors that are not cut, wpe apart, or of those that are, in whole units.
+static size_t elements_of(ModelConfig cfg, int is_cut) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     size_t elements = 0;
+    model_parameter_rows_of(rows, cfg, 1);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const int is_part = rows[i].split == SPLIT_NONE && rows[i].kind != KIND_EMBEDDING;
+        const int is_part = is_cut ? rows[i].split != SPLIT_NONE
+                                   : rows[i].split == SPLIT_NONE && rows[i].kind != KIND_EMBEDDING;
         elements += is_part ? (size_t)rows[i].layers * tensor_room_in_group(&rows[i]) : 0;
     }
     return elements;
 }
 
+// Sums the parts of a shard that is 1 everywhere: 1e8 + 1 - 1e8 is 0 in this order alone. Returns
+// the elements that become 0.
+static size_t sum_parts(const TensorParts* parts, float* shard, size_t count) {
+    const size_t elements = parts->reduced.count * TENSOR_SHARD_UNIT;
+    float* mail = (float*)parts->mail;
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        shard[i] = 1;
+    }
+    tensor_parts_take_(mail + elements, shard, parts->reduced);
+    for (size_t i = 0; i < elements; i++) {
+        EXPECT(mail[elements + i] == 1, "the own part");
+        mail[i] = 1e8f, mail[2 * elements + i] = -1e8f;
+    }
+    tensor_parts_put_(shard, mail, parts->reduced, 3);
+    for (size_t i = 0; i < count; i++) {
+        EXPECT(shard[i] == 0 || shard[i] == 1, "element %zu is %g", i, (double)shard[i]);
+        found += shard[i] == 0;
+    }
+    return found;
+}
+
 // Every element of such a tensor is in one shard of the data group, and gets the sum in the order
-// of the tensor ranks; all others keep what they have. The first tensor rank counts all elements in
-// the norm, the others count those of tensors that are cut.
+// of the tensor ranks; all others keep what they have. This tensor rank counts only tensors that
+// are cut in the norm.
 static void test_parts(int size) {
-    const ModelConfig whole = {.max_T = 8, .V = 96, .Vp = 384, .L = 2, .NH = 3, .C = 48};
-    const ModelConfig cfg = model_part_of(whole, (ModelPart){.tensor_rank = 1, .tensor_ranks = 3});
-    size_t found = 0, counted = 0, cut = 0, all = 0;
-    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const ModelConfig whole = {.max_T = 8, .V = 384, .Vp = 384, .L = 2, .NH = 3, .C = 48};
+    MapOf of = map_of_model(whole);
+    of.tensor = 3, of.data = of.replica = size, of.stage = 1;
+    const ModelConfig cfg = map_part(&of, 1);
+    size_t found = 0, counted = 0;
     for (int r = 0; r < size; r++) {
-        const ZeroPlan plan = zero_plan(cfg, 1, r, size);
-        const size_t count = zero_count(&plan, ZERO_SHARDS);
         Memory memory = memory_on_host();
         TensorParts parts;
-        ZeroSpan spans[ZERO_SPANS];
-        zero_gradient_rows(rows, &plan, cfg, sizeof(float));
-        tensor_parts_open(&parts, &memory, cfg, &plan, rows);
-        const size_t elements = tensor_parts_elements(parts.shard, parts.in_shard);
-        float *shard = (float*)memory_take(&memory, "shard", MEMORY_DEVICE, count * sizeof(float)),
-              *mail = (float*)parts.mail;
-        for (size_t i = 0; i < count; i++) {
-            shard[i] = 1;
+        Map map;
+        MapSpan span;
+        map_open(&map, &memory, MEMORY_HOST, &of, r * 3 + 1);
+        tensor_parts_open(&parts, &memory, MEMORY_DEVICE, &map);
+        EXPECT(parts.whole.count == 0, "no rank has all of the gradient");
+        const size_t count = map.totals.elements[size == 1 ? MAP_GRADIENTS : MAP_REDUCED];
+        float* shard = (float*)memory_take(&memory, "shard", MEMORY_DEVICE, count * sizeof(float));
+        found += sum_parts(&parts, shard, count);
+        for (int i = 0; (i = map_counted(&map, i, &span)) > 0;) {
+            counted += span.count;
         }
-        tensor_parts_take_(mail + elements, shard, parts.shard, parts.in_shard);
-        for (size_t i = 0; i < elements; i++) {
-            EXPECT(mail[elements + i] == 1, "the own part");
-            mail[i] = 1e8f, mail[2 * elements + i] = -1e8f;
-        }
-        tensor_parts_put_(shard, mail, parts.shard, parts.in_shard, 3);
-        for (size_t i = 0; i < count; i++) {
-            found += shard[i] == 0;
-        }
-        for (int i = zero_counted_spans(&plan, rows, cfg, spans) - 1; i >= 0; i--) {
-            counted += (size_t)spans[i].copies * spans[i].count;
-        }
-        all += count;
         memory_close(&memory);
     }
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        cut += rows[i].split != SPLIT_NONE ? (size_t)rows[i].layers * tensor_room_in_group(&rows[i]) : 0;
-    }
-    EXPECT(found == uncut_elements(rows), "%zu sums in %d shards, wanted %zu", found, size,
-           uncut_elements(rows));
-    EXPECT(counted == cut, "%zu elements count, wanted %zu of %zu", counted, cut, all);
+    EXPECT(found == elements_of(cfg, 0), "%zu sums in %d shards, wanted %zu", found, size,
+           elements_of(cfg, 0));
+    EXPECT(counted == elements_of(cfg, 1), "%zu elements count, wanted %zu", counted, elements_of(cfg, 1));
 }
 
 TEST(tensor_parts) {

@@ -69,33 +69,31 @@ TEST(tensor_sum_order) {
 
 // ---- gradients of tensors that are not cut ----
 
-static const ModelConfig WHOLE = {8, 192, 192, 3, 4, 32, SHARE_OFF};
+static const ModelConfig WHOLE = {8, 192, 192, 3, 3, 48, SHARE_OFF};
 
 // Sums in an array with gaps: the bits of a loop over the ranks; all else stays as it is.
 template <class G> static void test_parts(const Gpu* gpu) {
-    enum { RANKS = 3 };
-    const ModelConfig cfg = model_part_of(WHOLE, {1, RANKS, 0, 0, 0, 0, 0, 0});
-    const ZeroPlan plan = zero_plan(cfg, 0, 0, 1);
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    zero_gradient_rows(rows, &plan, cfg, sizeof(G));
+    enum { RANKS = 3, UNIT = TENSOR_SHARD_UNIT };
+    MapOf of = map_of_model(WHOLE);
+    of.tensor = RANKS;
     Memory memory = memory_on_gpu();
+    Map map;
     TensorParts parts;
-    tensor_parts_open(&parts, &memory, cfg, &plan, rows);
-    const size_t count = zero_count(&plan, ZERO_GRADIENT),
-                 elements = tensor_parts_elements(parts.shard, parts.in_shard);
-    float *grads = ops_normal(count, 1), *mail = ops_normal(RANKS * elements, 1);
-    G *on_gpu = upload<G>(grads, count, 0, gpu), *mail_on_gpu = upload<G>(mail, RANKS * elements, 0, gpu);
-    size_t at = 0;
-    for (int i = 0; i < parts.in_shard; i++) {
-        const ZeroSpan s = parts.shard[i];
-        tensor_parts_put_(on_gpu + s.begin, mail_on_gpu + at, s, elements, RANKS, gpu);
-        for (size_t e = 0; e < (size_t)s.copies * s.count; e++, at++) {
-            const float sum = mail[at] + mail[elements + at] + mail[2 * elements + at];
-            grads[s.begin + e / s.count * s.stride + e % s.count] = to_float(from_float<G>(sum));
-        }
+    map_open(&map, &memory, MEMORY_HOST, &of, 1);
+    tensor_parts_open(&parts, &memory, MEMORY_PINNED, &map);
+    const size_t count = map.totals.elements[MAP_GRADIENTS], units = parts.reduced.count;
+    float *grads = ops_normal(count, 1), *mail = ops_normal(RANKS * units * UNIT, 1);
+    G *on_gpu = upload<G>(grads, count, 0, gpu), *mail_on_gpu = upload<G>(mail, RANKS * units * UNIT, 0, gpu);
+    launch(tensor_parts_take_kernel<G>, (unsigned)units, TENSOR_THREADS_, 0, gpu, mail_on_gpu + units * UNIT,
+           (const G*)on_gpu, (const uint32_t*)parts.reduced.numbers);
+    tensor_parts_put_(on_gpu, (const G*)mail_on_gpu, parts.reduced, RANKS, gpu);
+    for (size_t i = 0; i < units * UNIT; i++) {
+        float* own = grads + (size_t)parts.reduced.numbers[i / UNIT] * UNIT + i % UNIT;
+        *own = to_float(from_float<G>(mail[i] + *own + mail[2 * units * UNIT + i]));
     }
-    EXPECT(at == elements && elements > 0, "%zu parts", at);
+    EXPECT(units > 0 && parts.whole.count == 0, "%zu units", units);
     EXPECT(ops_same_bits(download(on_gpu, count, gpu), grads, count), "sums in %s", dtype_name(DTYPE_OF(G)));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     memory_close(&memory);
     gpu_free(on_gpu);
     gpu_free(mail_on_gpu);

@@ -22,6 +22,45 @@ enum { MOST = 16384 }; // elements at most
 // wte, and of a block all before fcb: the groups again have one size
 enum { FROZEN = 1 << 0 | 0x7FFC };
 
+// Returns the settings of the map of a plan.
+static MapOf map_of(ModelConfig cfg, const ZeroPlan* plan) {
+    MapOf of = map_of_model(cfg);
+    of.data = plan->size;
+    of.replica = plan->shards;
+    of.stage = plan->stage;
+    of.ring_gradients = plan->stage >= 2 ? ZERO_LAYERS_IN_MEMORY : 0;
+    of.ring_parameters = plan->stage >= 3 ? ZERO_LAYERS_IN_MEMORY : 0;
+    return of;
+}
+
+// Freezes some rows, and the blocks below `first_block`.
+static void freeze(MapOf* of, unsigned rows, int first_block) {
+    of->freeze.rows = rows;
+    for (int l = 0; l < of->whole.L; l++) {
+        of->freeze.in_block[l] = l < first_block ? ~0u : rows;
+    }
+}
+
+// Returns the elements of a group of parameters, and of its trained bucket.
+static size_t group_elements(const Map* m, int g) {
+    size_t elements = 0;
+    for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
+        elements += m->buckets[i].elements;
+    }
+    return elements;
+}
+static size_t trained_elements(const Map* m, int g) {
+    return map_trained(m, g) ? map_trained(m, g)->elements : 0;
+}
+
+static size_t most_elements(const Map* m) {
+    size_t most = 0;
+    for (int i = 0; i < m->num_buckets; i++) {
+        most = m->buckets[i].elements > most ? m->buckets[i].elements : most;
+    }
+    return most;
+}
+
 __host__ __device__ static inline float mix(float a, float b, float c) {
     return (float)(((int)a * 5 + (int)b * 3 + (int)c + 1) % 16);
 }
@@ -30,7 +69,7 @@ __host__ __device__ static inline float mix(float a, float b, float c) {
 
 typedef struct {
     size_t N;              // elements of a group
-    ZeroPlan plan;         // says which of them are trained
+    const Map* map;        // says which of them are trained
     float *params, *grads; // (1 + BLOCKS, N)
     float acts[1 + BLOCKS][MOST],
         rest[MOST]; // in front of each block and after the last one; in the backward pass
@@ -72,7 +111,7 @@ static void loop_backward(Loop* loop) {
 
 static void loop_update(Loop* loop) {
     for (int g = 0; g < 1 + BLOCKS; g++) {
-        for (size_t i = g * loop->N; i < g * loop->N + zero_trained_elements(&loop->plan, g); i++) {
+        for (size_t i = g * loop->N; i < g * loop->N + trained_elements(loop->map, g); i++) {
             loop->params[i] = (float)((int)(loop->params[i] + loop->grads[i]) % 16);
         }
     }
@@ -83,11 +122,11 @@ static void loop_update(Loop* loop) {
 static float first_weight(size_t i) { return (float)(i % 13); }
 
 // After all updates, and the forward pass of micro-batch 0.
-static Loop* loop_run(const ZeroPlan* plan) {
-    const size_t N = plan->block;
+static Loop* loop_run(const Map* map) {
+    const size_t N = group_elements(map, 0);
     Loop* loop = (Loop*)check_alloc(1, sizeof(Loop), "loop");
     loop->N = N;
-    loop->plan = *plan;
+    loop->map = map;
     loop->params = (float*)check_alloc((1 + BLOCKS) * N, sizeof(float), "parameters");
     loop->grads = (float*)check_alloc((1 + BLOCKS) * N, sizeof(float), "gradients");
     for (size_t i = 0; i < (1 + BLOCKS) * N; i++) {
@@ -113,7 +152,8 @@ static void loop_close(Loop* loop) {
 // ---- the same on a GPU ----
 
 template <class T> struct Toy {
-    Memory memory; // of `zero`
+    Memory memory; // of `map` and `zero`
+    Map map;
     GridGroupsGpu groups;
     ZeroGpu zero;
     Gpu gpu;
@@ -168,43 +208,48 @@ template <class T> static void toy_upload_batches(Toy<T>* toy) {
 // Sets what this rank has of the first weights, on its GPU, and collects the others'.
 template <class T> static void toy_first_weights(Toy<T>* toy) {
     T* const kept = (T*)zero_update_parameters(&toy->zero);
-    for (int k = 0; k < ZERO_PARTS * (1 + BLOCKS); k++) {
-        const ZeroPiece piece = zero_piece(&toy->zero.plan, k / ZERO_PARTS, (ZeroPart)(k % ZERO_PARTS));
-        T* weights = (T*)check_alloc(piece.count, sizeof(T), "weights");
-        float* master = (float*)check_alloc(piece.count, sizeof(float), "weights");
-        for (size_t i = 0; i < piece.count; i++) {
-            master[i] = first_weight(piece.full + i);
+    size_t begin = 0; // of a bucket among all parameters
+    for (const Bucket* b = toy->map.buckets; b < toy->map.buckets + toy->map.num_buckets; b++) {
+        const MapSpan own = b->in[MAP_OWNED];
+        T* weights = (T*)check_alloc(own.count, sizeof(T), "weights");
+        float* master = (float*)check_alloc(own.count, sizeof(float), "weights");
+        for (size_t i = 0; i < own.count; i++) {
+            master[i] = first_weight(begin + own.from + i);
             weights[i] = from_float<T>(master[i]);
         }
-        gpu_copy(kept + piece.kept, weights, piece.count * sizeof(T), &toy->gpu);
-        gpu_copy(toy->master + piece.owned, master, piece.count * sizeof(float), &toy->gpu);
+        gpu_copy(kept + zero_owned_in_kept(b), weights, own.count * sizeof(T), &toy->gpu);
+        gpu_copy(toy->master + own.begin, master, own.count * sizeof(float), &toy->gpu);
         free(master);
         free(weights);
+        begin += b->elements;
     }
     zero_gather_all_parameters(&toy->zero);
 }
 
 template <class T>
-static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, const Gpu* gpu) {
+static void toy_open(Toy<T>* toy, ZeroPlan plan, const MapOf* of, ZeroShards place, Comm* comm,
+                     const Gpu* gpu) {
     const DType type = DTYPE_OF(T);
+    const size_t* elements = toy->map.totals.elements;
     memset((void*)toy, 0, sizeof(*toy));
     toy->gpu = *gpu;
-    toy->N = plan.block;
-    toy->params = (T*)gpu_alloc(zero_params_elements(&plan, ZERO_LAYERS_IN_MEMORY), sizeof(T), "test");
-    toy->grads = (T*)gpu_alloc(zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY), sizeof(T), "test");
+    toy->memory = memory_on_gpu();
+    map_open(&toy->map, &toy->memory, MEMORY_HOST, of, comm->rank);
+    toy->N = group_elements(&toy->map, 0);
+    toy->params = alloc<T>(elements[MAP_PARAMETERS]);
+    toy->grads = alloc<T>(elements[MAP_GRADIENTS]);
     toy->acts = alloc<T>((1 + BLOCKS) * toy->N);
     toy->rest = alloc<T>(toy->N);
     toy->batch = alloc<T>(toy->N);
     toy->batches = alloc<T>(UPDATES * MICRO_BATCHES * toy->N);
-    toy->master = alloc<float>(zero_count(&plan, ZERO_OWNED));
+    toy->master = alloc<float>(elements[MAP_OWNED]);
     const Grid grid = grid_of_data(comm->rank, comm->size);
     if (plan.stage == 2) { // as a run does; else the groups are opened by themselves
-        zero_connect(&plan, grid, type, comm, gpu);
+        zero_connect(&plan, of, grid, type, comm, gpu);
     }
     grid_groups_gpu_take(&toy->groups, grid, &plan, comm);
-    toy->memory = memory_on_gpu();
-    zero_open(&toy->zero, &toy->memory, plan, place, 1, toy->params, type, Gradient{toy->grads, type},
-              &toy->groups, gpu);
+    zero_open(&toy->zero, &toy->memory, plan, &toy->map, place, 1, toy->params, type,
+              Gradient{toy->grads, type}, &toy->groups, gpu);
     toy_upload_batches(toy);
     toy_first_weights(toy);
 }
@@ -230,17 +275,15 @@ template <class T> static void toy_mix(Toy<T>* toy, T* out, const T* a, const T*
 
 // The gradient of group g, as train_gpt2.cu sees it.
 template <class T> static void toy_add(Toy<T>* toy, int g, int is_first) {
-    const ZeroPlan* plan = &toy->zero.plan;
-    const int block = g > 0 ? zero_gradient_block(plan, g - 1) : 0;
-    T* grads = toy->grads + (g > 0 ? plan->trained_once + (size_t)block * plan->trained_block : 0);
-    if (zero_has_gradient(plan, g)) {
-        launch(add_kernel<T>, grid_of(zero_trained_elements(plan, g)), THREADS, 0, &toy->gpu, grads,
-               toy->rest, is_first);
+    const Bucket* b = map_trained(&toy->map, g);
+    if (b) {
+        launch(add_kernel<T>, grid_of(b->elements), THREADS, 0, &toy->gpu,
+               toy->grads + b->in[MAP_GRADIENTS].begin, toy->rest, is_first);
     }
 }
 
 template <class T> static const T* toy_block(const Toy<T>* toy, int k) {
-    return toy->params + (size_t)(1 + zero_parameter_block(&toy->zero.plan, k)) * toy->N;
+    return toy->params + toy->map.buckets[map_group(&toy->map, 1 + k).first].in[MAP_PARAMETERS].begin;
 }
 
 template <class T> static void toy_forward(Toy<T>* toy) {
@@ -310,18 +353,19 @@ template <class T> static void toy_micro_step(Toy<T>* toy, int u, MicroStep step
     zero_group_done<T>(&toy->zero, 0, step);
 }
 
-// Each group's part of the parameters that this rank updates; then all collect them.
+// The shards of trained buckets that this rank updates; then all collect them.
 template <class T> static void toy_update(Toy<T>* toy) {
     const Gradient grads = zero_update_gradient(&toy->zero);
     for (int g = 0; g < 1 + BLOCKS; g++) {
-        const ZeroPiece piece = zero_piece(&toy->zero.plan, g, ZERO_TRAINED);
-        if (piece.count == 0) {
-            continue;
+        const Bucket* b = map_trained(&toy->map, g);
+        if (b) {
+            const size_t at = b->in[map_update_space(&toy->map)].begin;
+            GRADIENT_DISPATCH(grads, T,
+                              launch(update_kernel<T, G>, grid_of(b->in[MAP_OWNED].count), THREADS, 0,
+                                     &toy->gpu,
+                                     (T*)zero_update_parameters(&toy->zero) + zero_owned_in_kept(b),
+                                     toy->master + b->in[MAP_OWNED].begin, (const G*)grads.data + at));
         }
-        GRADIENT_DISPATCH(grads, T,
-                          launch(update_kernel<T, G>, grid_of(piece.count), THREADS, 0, &toy->gpu,
-                                 (T*)zero_update_parameters(&toy->zero) + piece.kept,
-                                 toy->master + piece.owned, (const G*)grads.data + piece.owned));
     }
     zero_gather_parameters(&toy->zero);
 }
@@ -363,20 +407,19 @@ static void expect_on_gpu(const char* what, const Toy<T>* toy, const T* got, con
     free(host);
 }
 
-// Each group of an array of what each rank updates is whole in the last rank.
+// Each bucket of an array of what each rank updates is whole in the last rank.
 template <class T, class A>
 static void toy_expect_collected(const char* what, Toy<T>* toy, const A* owned, const float* want) {
     const ZeroPlan* plan = &toy->zero.plan;
-    A* group = plan->rank == plan->size - 1 ? (A*)check_alloc(toy->N, sizeof(A), "collected") : NULL;
-    for (int g = 0; g < 1 + BLOCKS; g++) {
-        for (int part = 0; part < ZERO_PARTS; part++) {
-            const ZeroPiece piece = zero_piece(plan, g, (ZeroPart)part);
-            const size_t at = (const void*)owned == toy->zero.params_slices ? piece.kept : piece.owned;
-            zero_collect(&toy->zero, group, g, (ZeroPart)part, owned + at, DTYPE_OF(A));
-        }
-        expect_values(what, group, want + g * toy->N, group ? toy->N : 0);
+    A* all = plan->rank == plan->size - 1 ? (A*)check_alloc(toy->N, sizeof(A), "collected") : NULL;
+    for (const Bucket* b = toy->map.buckets; b < toy->map.buckets + toy->map.num_buckets; b++) {
+        const size_t at =
+            (const void*)owned == toy->zero.params_slices ? zero_owned_in_kept(b) : b->in[MAP_OWNED].begin;
+        zero_collect(&toy->zero, b, all, owned + at, DTYPE_OF(A));
+        expect_values(what, all, want, all ? b->elements : 0);
+        want += b->elements;
     }
-    free(group);
+    free(all);
 }
 
 template <class T> static void toy_expect(const char* what, Toy<T>* toy, const Loop* want) {
@@ -384,7 +427,8 @@ template <class T> static void toy_expect(const char* what, Toy<T>* toy, const L
     toy_expect_collected(what, toy, toy->master,
                          want->params); // by way of memory in which parameters may come
     zero_wait_for_parameters(zero);
-    expect_on_gpu<T>(what, toy, toy->params, want->params, zero_count(&zero->plan, ZERO_REPLICATED));
+    expect_on_gpu<T>(what, toy, toy->params, want->params,
+                     zero->params_slices ? toy->N : toy->map.totals.elements[MAP_PARAMETERS]);
     if (zero->params_slices) {
         toy_expect_collected(what, toy, (T*)zero->params_slices, want->params);
     }
@@ -393,15 +437,16 @@ template <class T> static void toy_expect(const char* what, Toy<T>* toy, const L
     expect_on_gpu<T>(what, toy, toy->acts + BLOCKS * toy->N, want->acts[BLOCKS], toy->N);
 }
 
-template <class T> static void test_stage(ZeroPlan plan, ZeroShards place, Comm* comm, const Gpu* gpu) {
+template <class T>
+static void test_stage(ZeroPlan plan, const MapOf* of, ZeroShards place, Comm* comm, const Gpu* gpu) {
     Toy<T> toy;
     char what[128];
     snprintf(what, sizeof(what), "%s, stage %d%s, rank %d of %d, shards of %d, %d rows frozen",
              dtype_name(DTYPE_OF(T)), plan.stage, place == ZERO_SHARDS_ON_HOST ? " on the host" : "",
-             plan.rank, plan.size, plan.shards, plan.frozen != 0);
-    Loop* want = loop_run(&plan);
-    EXPECT(plan.once == plan.block && plan.block <= MOST, "%s: no toy", what);
-    toy_open(&toy, plan, place, comm, gpu);
+             plan.rank, plan.size, plan.shards, of->freeze.rows != 0);
+    toy_open(&toy, plan, of, place, comm, gpu);
+    Loop* want = loop_run(&toy.map);
+    EXPECT(group_elements(&toy.map, 1) == toy.N && toy.N <= MOST, "%s: no toy", what);
     toy_run(&toy);
     toy_expect(what, &toy, want);
     toy_close(&toy);
@@ -411,14 +456,15 @@ template <class T> static void test_stage(ZeroPlan plan, ZeroShards place, Comm*
 static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
     for (int stage = 0; stage <= 3; stage++) {
         const ZeroPlan plan = zero_plan_two_levels(CFG, stage, comm->rank, comm->size, shards);
-        test_stage<bf16>(plan, ZERO_SHARDS_ON_GPU, comm, gpu);
+        const MapOf of = map_of(CFG, &plan);
+        MapOf frozen = of;
+        freeze(&frozen, FROZEN, 2);
+        test_stage<bf16>(plan, &of, ZERO_SHARDS_ON_GPU, comm, gpu);
         if (stage <= 2) {
-            ZeroPlan frozen = plan;
-            zero_plan_freeze(&frozen, CFG, FROZEN, 2);
-            test_stage<bf16>(frozen, ZERO_SHARDS_ON_GPU, comm, gpu);
+            test_stage<bf16>(plan, &frozen, ZERO_SHARDS_ON_GPU, comm, gpu);
         }
         if (stage >= 2) {
-            test_stage<float>(plan, stage == 3 ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, comm, gpu);
+            test_stage<float>(plan, &of, stage == 3 ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, comm, gpu);
         }
     }
 }
@@ -432,19 +478,22 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
 static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     ZeroGpu z;
     GridGroupsGpu groups;
-    ZeroPlan plan = zero_plan(CFG, 0, 0, 1);
-    plan.shares_buffer = 1;
-    const size_t N = plan.block;
-    float *params = alloc<float>(zero_count(&plan, ZERO_FULL)), *seen = alloc<float>(BLOCKS * N);
-    float *grads = alloc<float>(zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY)),
-          *host = (float*)check_alloc(BLOCKS, sizeof(float), "values");
+    const ZeroPlan plan = zero_plan(CFG, 0, 0, 1);
+    MapOf of = map_of(CFG, &plan);
+    Map map;
     Memory memory = memory_on_gpu();
+    of.ring_gradients = ZERO_LAYERS_IN_MEMORY;
+    map_open(&map, &memory, MEMORY_HOST, &of, 0);
+    const size_t N = group_elements(&map, 1);
+    float *params = alloc<float>(map.totals.elements[MAP_PARAMETERS]), *seen = alloc<float>(BLOCKS * N);
+    float *grads = alloc<float>(map.totals.elements[MAP_GRADIENTS]),
+          *host = (float*)check_alloc(BLOCKS, sizeof(float), "values");
     grid_groups_gpu_open(&groups, grid_of_data(comm->rank, comm->size), &plan, comm);
-    zero_open(&z, &memory, plan, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32},
+    zero_open(&z, &memory, plan, &map, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32},
               &groups, gpu);
     for (int l = BLOCKS - 1; l >= 0; l--) {
         const Gradient group = zero_group_gradient(&z, 1 + l), all = zero_gradient_at_group(&z, 1 + l);
-        EXPECT((float*)all.data + zero_group_begin(&plan, 1 + l) == group.data, "block %d", l);
+        EXPECT((float*)all.data + map_trained(&map, 1 + l)->in[MAP_OWNED].begin == group.data, "block %d", l);
         zero_wait_for_buffer(&z, l);
         CUDA_CHECK(cudaMemsetAsync(group.data, 1 + l, N * sizeof(float), gpu->stream));
         const Gpu* beside = zero_begin_update(&z);
@@ -522,26 +571,29 @@ template <class G> static void apart_backward(ZeroGpu* z, int step, int is_embed
         host[i] = from_float<G>(adds ? to_float(host[i]) + x : x);
     }
     zero_wait_for_buffer(z, -1);
-    gpu_copy(zero_group_gradient(z, is_embedding ? z->plan.groups : 0).data, host, count * sizeof(G),
-             &z->main);
+    gpu_copy(zero_group_gradient(z, is_embedding ? model_groups(z->map->cfg) : 0).data, host,
+             count * sizeof(G), &z->main);
 }
 
-// All ranks compute both gradients, of a model in one stage; then each has its part of their sum.
+// All ranks compute both gradients, in the last stage of a pipeline; then each has its part of their
+// sum.
 template <class G> static void test_apart(int stage, int shards, Comm* comm, const Gpu* gpu) {
-    ModelConfig cfg = CFG;
-    cfg.part.layers = cfg.part.of_layers = cfg.L;
-    ZeroPlan plan = zero_plan_two_levels(cfg, stage, comm->rank, comm->size, shards);
-    zero_plan_apart(&plan, cfg);
-    const size_t count = plan.embedding, all = zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY);
+    ZeroPlan plan = zero_plan_two_levels(CFG, stage, comm->rank, comm->size, shards);
+    plan.sums_embedding = 1;
+    MapOf of = map_of(CFG, &plan);
+    of.pipeline = 2, of.layers[0] = of.layers[1] = BLOCKS / 2;
     ZeroGpu z;
     GridGroupsGpu groups;
     Memory memory = memory_on_gpu();
-    float* params = alloc<float>(zero_count(&plan, ZERO_FULL));
+    Map map;
+    map_open(&map, &memory, MEMORY_HOST, &of, map_rank(&of, MapPlace{1, comm->rank, 0}));
+    const size_t count = zero_embedding_elements(&map), all = map.totals.elements[MAP_GRADIENTS];
+    float* params = alloc<float>(map.totals.elements[MAP_PARAMETERS]);
     G *grads = alloc<G>(all), *host[2];
     CUDA_CHECK(cudaMemsetAsync(grads, 0, all * sizeof(G), gpu->stream));
     grid_groups_gpu_open(&groups, grid_of_data(comm->rank, comm->size), &plan, comm);
-    zero_open(&z, &memory, plan, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_OF(G)},
-              &groups, gpu);
+    zero_open(&z, &memory, plan, &map, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_FP32,
+              Gradient{grads, DTYPE_OF(G)}, &groups, gpu);
     for (int is_embedding = 0; is_embedding < 2; is_embedding++) {
         host[is_embedding] = (G*)check_alloc(count, sizeof(G), "gradients");
     }
@@ -550,23 +602,23 @@ template <class G> static void test_apart(int stage, int shards, Comm* comm, con
         for (int is_embedding = 0; is_embedding < 2; is_embedding++) {
             apart_backward(&z, (int)step.number, is_embedding, host[is_embedding], count);
         }
-        zero_group_done<G>(&z, plan.groups, step);
+        zero_group_done<G>(&z, model_groups(map.cfg), step);
         zero_group_done<G>(&z, 0, step);
     }
     zero_add_embedding<G>(&z);
     const Gradient got = zero_update_gradient(&z);
-    const ZeroWte own = zero_wte_in_shard(&plan);
-    const size_t first = stage == 0 ? 0 : own.in_wte, in_got = stage == 0 ? 0 : own.in_shard,
-                 part = stage == 0 ? count : own.count;
+    const MapRange own = map_range(&map, 0, -1, map_update_space(&map)); // of wte, the first row
+    const size_t in_got = own.count > 0 ? map_range_at(&map, &own, map_update_space(&map)) : 0;
     float* sums = (float*)check_alloc(count, sizeof(float), "sums");
     int wrong = 0;
-    gpu_copy(sums, (char*)got.data + in_got * dtype_bytes(got.dtype), part * dtype_bytes(got.dtype), gpu);
-    for (size_t i = 0; i < part; i++) {
+    gpu_copy(sums, (char*)got.data + in_got * dtype_bytes(got.dtype), own.count * dtype_bytes(got.dtype),
+             gpu);
+    for (size_t i = 0; i < own.count; i++) {
         const float sum = got.dtype == DTYPE_FP32 ? sums[i] : to_float(((const G*)(const void*)sums)[i]);
-        wrong += sum != apart_wanted<G>(&plan, first + i);
+        wrong += sum != apart_wanted<G>(&plan, own.before + i);
     }
     EXPECT(wrong == 0, "%s, stage %d, rank %d of %d: %d of %zu sums are wrong", dtype_name(DTYPE_OF(G)),
-           stage, plan.rank, plan.size, wrong, part);
+           stage, plan.rank, plan.size, wrong, own.count);
     CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     zero_close(&z);
@@ -586,7 +638,7 @@ enum { EXPERT_STEPS = 3 };
 // A rank with a part of the experts, and an update.
 template <class G> struct Experts {
     ZeroGpu zero;
-    ModelConfig cfg;
+    Map map;
     int64_t batches; // of the update: the last micro-step has too few for all ranks
     G* host;         // a gradient or the parameters
 };
@@ -627,9 +679,9 @@ template <class G> static void experts_backward(Experts<G>* x, int g, int r, Mic
     ZeroGpu* z = &x->zero;
     const ZeroPlan* plan = &z->plan;
     const int has_batch = r < step.active, is_kept = plan->stage < 2 && step.number > 0,
-              part = g > 0 ? x->cfg.part.expert_rank : 0;
-    const size_t count = zero_trained_elements(plan, g),
-                 before = g > 0 ? (size_t)(r % plan->experts) * zero_neighbor_elements(plan) : 0;
+              part = g > 0 ? x->map.cfg.part.expert_rank : 0;
+    const Bucket* b = map_trained(&x->map, g);
+    const size_t count = b->elements, before = (size_t)(r % b->copies) * b->elements;
     for (size_t i = 0; i < count; i++) {
         const float value = experts_left<G>(plan->stage, r, (int)step.number, g, part, i);
         x->host[i] = from_float<G>(has_batch ? value : NAN);
@@ -642,10 +694,10 @@ template <class G> static void experts_backward(Experts<G>* x, int g, int r, Mic
 // Does what the backward passes of a rank and its neighbors leave, and reduces it.
 template <class G> static void experts_micro_step(Experts<G>* x, MicroStep step) {
     const ZeroPlan* plan = &x->zero.plan;
-    const int first = plan->rank - plan->rank % plan->experts;
-    for (int k = plan->groups - 2; k >= 0; k--) {
+    const int e = x->map.of.experts, first = plan->rank - plan->rank % e;
+    for (int k = BLOCKS - 1; k >= 0; k--) {
         zero_wait_for_buffer(&x->zero, k);
-        for (int r = first; r < first + plan->experts; r++) {
+        for (int r = first; r < first + e; r++) {
             experts_backward(x, 1 + k, r, step);
         }
         zero_group_done<G>(&x->zero, 1 + k, step);
@@ -660,24 +712,25 @@ template <class G> static void experts_micro_step(Experts<G>* x, MicroStep step)
 template <class G> static void experts_update(Experts<G>* x) {
     const ZeroPlan* plan = &x->zero.plan;
     const Gradient got = zero_update_gradient(&x->zero);
-    float* sums = (float*)check_alloc(zero_largest_group(plan), sizeof(float), "sums");
+    float* sums = (float*)check_alloc(most_elements(&x->map), sizeof(float), "sums");
     int wrong = 0;
-    for (int g = 0; g < plan->groups; g++) {
-        const ZeroPiece piece = zero_piece(plan, g, ZERO_TRAINED);
-        const size_t bytes = dtype_bytes(got.dtype), first = piece.full - zero_group_begin(plan, g);
-        gpu_copy(sums, (char*)got.data + piece.owned * bytes, piece.count * bytes, &x->zero.main);
-        for (size_t i = 0; i < piece.count; i++) {
+    for (int g = 0; g < 1 + BLOCKS; g++) {
+        const Bucket* b = map_trained(&x->map, g);
+        const MapSpan own = b->in[MAP_OWNED];
+        const size_t bytes = dtype_bytes(got.dtype), at = b->in[map_update_space(&x->map)].begin;
+        gpu_copy(sums, (char*)got.data + at * bytes, own.count * bytes, &x->zero.main);
+        for (size_t i = 0; i < own.count; i++) {
             const float wanted =
-                experts_wanted<G>(plan, x->batches, g, g > 0 ? x->cfg.part.expert_rank : 0, first + i);
+                experts_wanted<G>(plan, x->batches, g, g > 0 ? x->map.cfg.part.expert_rank : 0, own.from + i);
             const float sum = got.dtype == DTYPE_FP32 ? sums[i] : to_float(((const G*)(const void*)sums)[i]);
             wrong += sum != (got.dtype == DTYPE_FP32 ? wanted : apart_rounded<G>(wanted));
             x->host[i] = from_float<G>(wanted);
         }
-        gpu_copy((G*)zero_update_parameters(&x->zero) + piece.kept, x->host, piece.count * sizeof(G),
+        gpu_copy((G*)zero_update_parameters(&x->zero) + zero_owned_in_kept(b), x->host, own.count * sizeof(G),
                  &x->zero.main);
     }
     EXPECT(wrong == 0, "%s, stage %d, rank %d of %d, %d share experts: %d sums are wrong",
-           dtype_name(DTYPE_OF(G)), plan->stage, plan->rank, plan->size, plan->experts, wrong);
+           dtype_name(DTYPE_OF(G)), plan->stage, plan->rank, plan->size, x->map.of.experts, wrong);
     free(sums);
     zero_gather_parameters(&x->zero);
 }
@@ -685,23 +738,23 @@ template <class G> static void experts_update(Experts<G>* x) {
 // Every rank has the sums of all ranks; the host gets them from the pieces, too.
 template <class G> static void experts_expect(Experts<G>* x) {
     const ZeroPlan* plan = &x->zero.plan;
-    G* collected = (G*)check_alloc(zero_largest_group(plan), sizeof(G), "collected");
+    G* collected = (G*)check_alloc(most_elements(&x->map), sizeof(G), "collected");
     int wrong = 0;
     zero_wait_for_parameters(&x->zero);
-    for (int g = 0; g < plan->groups; g++) {
-        const size_t count = zero_group_elements(plan, g);
-        const G* params = (const G*)x->zero.params;
-        zero_collect(&x->zero, collected, g, ZERO_TRAINED, params + zero_piece(plan, g, ZERO_TRAINED).full,
-                     DTYPE_OF(G));
-        gpu_copy(x->host, params + zero_group_begin(plan, g), count * sizeof(G), &x->zero.main);
+    for (int g = 0; g < 1 + BLOCKS; g++) {
+        const Bucket* b = map_trained(&x->map, g);
+        const size_t count = b->elements;
+        const G* params = (const G*)x->zero.params + b->in[MAP_PARAMETERS].begin;
+        zero_collect(&x->zero, b, collected, params + b->in[MAP_OWNED].from, DTYPE_OF(G));
+        gpu_copy(x->host, params, count * sizeof(G), &x->zero.main);
         for (size_t i = 0; i < count; i++) {
             const float wanted = apart_rounded<G>(
-                experts_wanted<G>(plan, x->batches, g, g > 0 ? x->cfg.part.expert_rank : 0, i));
+                experts_wanted<G>(plan, x->batches, g, g > 0 ? x->map.cfg.part.expert_rank : 0, i));
             wrong += to_float(x->host[i]) != wanted || to_float(collected[i]) != wanted;
         }
     }
     EXPECT(wrong == 0, "%s, stage %d, rank %d of %d, %d share experts: %d parameters are wrong",
-           dtype_name(DTYPE_OF(G)), plan->stage, plan->rank, plan->size, plan->experts, wrong);
+           dtype_name(DTYPE_OF(G)), plan->stage, plan->rank, plan->size, x->map.of.experts, wrong);
     free(collected);
 }
 
@@ -709,22 +762,21 @@ template <class G> static void experts_expect(Experts<G>* x) {
 template <class G> static void test_experts(int stage, int e, Comm* comm, const Gpu* gpu) {
     const GridShape shape = {1, 1, comm->size, 1, e};
     ModelConfig whole = CFG;
-    ModelPart part = {};
     whole.arch = ARCH_MIXTRAL;
     whole.E = 4, whole.E_used = 2;
-    part.expert_ranks = e, part.expert_rank = comm->rank % e;
+    const ZeroPlan plan = zero_plan(whole, stage, comm->rank, comm->size);
+    MapOf of = map_of(whole, &plan);
+    of.experts = e;
     Experts<G> x = {};
-    x.cfg = model_part_of(whole, part);
-    ZeroPlan plan = zero_plan(x.cfg, stage, comm->rank, comm->size);
-    plan.experts = e;
-    const size_t all = zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY);
     GridGroupsGpu groups;
     Memory memory = memory_on_gpu();
-    G *params = alloc<G>(zero_count(&plan, ZERO_FULL)), *grads = alloc<G>(all);
-    x.host = (G*)check_alloc(zero_largest_group(&plan), sizeof(G), "host");
+    map_open(&x.map, &memory, MEMORY_HOST, &of, comm->rank);
+    const size_t all = x.map.totals.elements[MAP_GRADIENTS];
+    G *params = alloc<G>(x.map.totals.elements[MAP_PARAMETERS]), *grads = alloc<G>(all);
+    x.host = (G*)check_alloc(most_elements(&x.map), sizeof(G), "host");
     CUDA_CHECK(cudaMemsetAsync(grads, 0, all * sizeof(G), gpu->stream));
     grid_groups_gpu_open(&groups, grid_of(shape, comm->rank), &plan, comm);
-    zero_open(&x.zero, &memory, plan, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_OF(G),
+    zero_open(&x.zero, &memory, plan, &x.map, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_OF(G),
               Gradient{grads, DTYPE_OF(G)}, &groups, gpu);
     for (int64_t u = 0; u < 2; u++) {
         x.batches = (u == 0 ? EXPERT_STEPS : 1) * comm->size - 1;
@@ -751,23 +803,28 @@ template <class G> static void test_experts(int stage, int e, Comm* comm, const 
 static void test_replicas_order(ZeroShards location, Comm* comm, const Gpu* gpu) {
     static const float of_replica[] = {1e8f, 1, -1e8f, 1};
     const ZeroPlan plan = zero_plan_two_levels(CFG, 3, comm->rank, 4, 1);
-    const size_t count = zero_shard_elements(&plan, 1), all = zero_slice_elements(&plan, 1);
-    float *params = alloc<float>(zero_count(&plan, ZERO_FULL)),
-          *grads = alloc<float>(zero_grads_elements(&plan, ZERO_LAYERS_IN_MEMORY)),
-          *host = (float*)check_alloc(all, sizeof(float), "sums");
+    const MapOf of = map_of(CFG, &plan);
     Memory memory = memory_on_gpu();
+    Map map;
+    map_open(&map, &memory, MEMORY_HOST, &of, comm->rank);
+    const Bucket* b = map_trained(&map, 1);
+    const size_t count = b->in[MAP_REDUCED].count, all = b->in[MAP_SUMS].count;
+    float *params = alloc<float>(map.totals.elements[MAP_PARAMETERS]),
+          *grads = alloc<float>(map.totals.elements[MAP_GRADIENTS]),
+          *host = (float*)check_alloc(all, sizeof(float), "sums");
     ZeroGpu z;
     GridGroupsGpu groups;
     int wrong = 0;
     grid_groups_gpu_open(&groups, grid_of_data(comm->rank, 4), &plan, comm);
-    zero_open(&z, &memory, plan, location, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32}, &groups, gpu);
+    zero_open(&z, &memory, plan, &map, location, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32}, &groups,
+              gpu);
     for (size_t i = 0; i < all; i++) {
         host[i] = of_replica[comm->rank];
     }
-    gpu_copy(z.sums + zero_slice_begin(&plan, 1), host, all * sizeof(float), gpu);
-    zero_reduce_replicas_(&z, 1);
+    gpu_copy(zero_sums_of_(&z, b), host, all * sizeof(float), gpu);
+    zero_reduce_replicas_(&z, b);
     CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
-    gpu_copy(host, z.shard + zero_shard_begin(&plan, 1), count * sizeof(float), gpu);
+    gpu_copy(host, zero_reduced_of_(&z, b), count * sizeof(float), gpu);
     for (size_t i = 0; i < count; i++) {
         wrong += host[i] != 1;
     }
