@@ -193,12 +193,11 @@ static inline void transfer_upload_quantized_(const Transfer* t, int g, const fl
 // Sets this rank's elements of group g; reads only these of `group`.
 static inline void transfer_upload_group(const Transfer* t, int g, const float* group) {
     const Map* m = t->zero->map;
-    const MapBuckets buckets = map_group(m, g);
     if (t->is_quantized) {
         transfer_upload_quantized_(t, g, group);
         return;
     }
-    for (int i = buckets.first; i < buckets.end; i++) {
+    for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
         transfer_upload_bucket_(t, &m->buckets[i], group);
         group += m->buckets[i].elements;
     }
@@ -207,7 +206,7 @@ static inline void transfer_upload_group(const Transfer* t, int g, const float* 
 // ---- weights to the host: collective; `bucket`, all of it, is NULL in ranks that do not want it ----
 
 // Copies the fp32 master weights of a bucket.
-static inline void transfer_download_master_(const Transfer* t, const Bucket* b, float* bucket) {
+static inline void transfer_download_master_(const Transfer* t, const Bucket* b, void* bucket) {
     const int slot = state_master_slot(t->master), is_divided = map_is_divided(t->zero->map);
     const MapSpan own = b->in[MAP_OWNED];
     const size_t bytes = sizeof(float);
@@ -217,7 +216,7 @@ static inline void transfer_download_master_(const Transfer* t, const Bucket* b,
         return;
     }
     float *room = is_divided ? (float*)check_alloc(own.count, bytes, "copy of master weights") : NULL,
-          *mine = is_divided ? room : bucket;
+          *mine = is_divided ? room : (float*)bucket;
     if (mine) {
         offload_read(t->offload, mine, slot, own.begin * bytes, own.count * bytes);
     }
@@ -228,7 +227,7 @@ static inline void transfer_download_master_(const Transfer* t, const Bucket* b,
 }
 
 // Copies the weights of a bucket that the passes read.
-static inline void transfer_download_narrow_(const Transfer* t, const Bucket* b, floatX* bucket) {
+static inline void transfer_download_narrow_(const Transfer* t, const Bucket* b, void* bucket) {
     if (t->zero->params_slices) {
         zero_collect(t->zero, b, bucket, (floatX*)t->zero->params_slices + zero_owned_in_kept(b),
                      DTYPE_OF(floatX));
@@ -257,7 +256,7 @@ static inline void transfer_join_(const Transfer* t, const Bucket* b, size_t fir
 }
 
 // Copies split master weights as fp32. They are joined on the GPU, as many at a time as fit there.
-static inline void transfer_download_split_(const Transfer* t, const Bucket* b, float* bucket) {
+static inline void transfer_download_split_(const Transfer* t, const Bucket* b, void* bucket) {
     const size_t room = t->scratch_bytes / (sizeof(float) + master_bytes(t->master)),
                  most = room / WEIGHTS_PIECE * WEIGHTS_PIECE,
                  all = bucket || map_is_divided(t->zero->map) ? b->in[MAP_OWNED].count : 0;
@@ -271,22 +270,15 @@ static inline void transfer_download_split_(const Transfer* t, const Bucket* b, 
 // Copies the weights of group g to save: fp32 master weights if any, else floatX.
 static inline void transfer_download_group(const Transfer* t, int g, void* group) {
     const Map* m = t->zero->map;
-    const MapBuckets buckets = map_group(m, g);
+    const size_t bytes = t->master == MASTER_NONE ? sizeof(floatX) : sizeof(float);
+    const auto download = t->master == MASTER_NONE   ? transfer_download_narrow_
+                          : t->master == MASTER_FP32 ? transfer_download_master_
+                                                     : transfer_download_split_;
     // Redundant so far: before a save, replicas are compared, which waits for the parameters, too.
     zero_wait_for_parameters(t->zero);
-    for (int i = buckets.first; i < buckets.end; i++) {
-        const Bucket* b = &m->buckets[i];
-        if (t->master == MASTER_NONE) {
-            transfer_download_narrow_(t, b, (floatX*)group);
-            group = group ? (floatX*)group + b->elements : NULL;
-            continue;
-        }
-        if (t->master == MASTER_FP32) {
-            transfer_download_master_(t, b, (float*)group);
-        } else {
-            transfer_download_split_(t, b, (float*)group);
-        }
-        group = group ? (float*)group + b->elements : NULL;
+    for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
+        download(t, &m->buckets[i], group);
+        group = group ? (char*)group + m->buckets[i].elements * bytes : NULL;
     }
 }
 

@@ -644,16 +644,6 @@ static inline floatX* model_stream_into(const ModelActivations* all, const Tenso
     return l <= first_block ? all->encoded : model_activations_at_layer(*all, rows, l - 1).residual3;
 }
 
-// Returns the pointers of layer l, whose block is block k in memory.
-static inline ModelParameters model_parameters_in_block(ModelParameters all, const TensorRow* rows, int l,
-                                                        int k) {
-    for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
-        const int is_block = rows[row].place == PLACE_BLOCK;
-        tensor_advance(&all, &rows[row], is_block ? k : tensor_copy(&rows[row], l));
-    }
-    return all;
-}
-
 // ---- sizes and names ----
 
 #define MODEL_VOCAB_ALIGN 128

@@ -229,8 +229,6 @@ static TensorUnits tensor_part_units_(Memory* memory, MemoryPlace place, const M
     if (walk.units.count > 0) {
         walk.units.numbers = (uint32_t*)memory_take(memory, "scratch: parts of gradients", place,
                                                     walk.units.count * sizeof(uint32_t));
-    }
-    if (walk.units.numbers) {
         walk.units.count = 0;
         map_walk(&map->of, map->rank, tensor_take_units_, &walk);
     }

@@ -528,7 +528,7 @@ template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, const Buck
         group_all_to_all(zero_element_(pieces, type, k * b->elements),
                          zero_element_(grads, type, k * b->elements), of.count, type, ranks, z->comm.stream);
     }
-    if (pieces != grads) {
+    if (pieces != grads) { // else they are still to be added
         zero_sent_(z, b);
     }
     GRADIENT_DISPATCH(z->grads, T,
@@ -801,10 +801,8 @@ __global__ void __launch_bounds__(ZERO_THREADS_) zero_join_kernel_(S* sum, const
 template <class S, class G>
 static inline void zero_join_gradients_(ZeroGpu* z, S* sum, const G* more, size_t count) {
     const size_t per_block = ZERO_THREADS_ * ZERO_PER_THREAD_;
-    if (count > 0) {
-        launch(zero_join_kernel_<S, G>, (unsigned)ceil_div(count, per_block), ZERO_THREADS_, 0, &z->main, sum,
-               more, count);
-    }
+    launch(zero_join_kernel_<S, G>, (unsigned)ceil_div(count, per_block), ZERO_THREADS_, 0, &z->main, sum,
+           more, count);
 }
 
 // Adds it to what a space has of the gradient of the classifier.
