@@ -163,22 +163,10 @@ static inline Freeze settled_own_freeze(const Settled* s) { return freeze_of_par
 
 static inline ZeroPlan settled_zero_(const Settled* s) {
     const GridMember data = ranks_data(&s->ranks);
-    if (s->use != USE_TRAIN) {
-        return zero_plan(s->part, 0, 0, 1);
-    }
-    ZeroPlan plan =
-        zero_plan_two_levels(s->part, s->options.ranks.zero, data.rank, data.size, s->ranks.shards);
-    plan.context = s->ranks.grid.shape.context;
-    plan.experts = grid_experts(s->ranks.grid.shape);
-    if (plan.stage < 3) {
-        const Freeze own = settled_own_freeze(s);
-        zero_plan_freeze(&plan, s->part, own.rows, freeze_first_copy(&own, s->part));
-    }
-    if (model_is_staged(s->part) && !freeze_has_classifier(&s->freeze, s->cfg)) {
-        zero_plan_apart(&plan, s->part);
-    }
-    plan.shares_buffer |= s->options.memory.update_in_backward;
-    return plan;
+    const ZeroPlan plan = {s->options.ranks.zero, data.rank, data.size, s->ranks.shards,
+                           s->ranks.grid.shape.context},
+                   alone = {0, 0, 1, 1, 1};
+    return s->use == USE_TRAIN ? plan : alone;
 }
 
 // Returns the tokens of a sequence that this process has.

@@ -7,6 +7,7 @@ map_test.h -- random models and grids for tests of the map, and the optimizer's 
 #include "llmc/base/rand.h"
 #include "llmc/model/map.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/parallel/zero.h"
 
 static inline int map_test_below(Rand* random, int n) { return (int)rand_below(random, (uint32_t)n); }
 
@@ -70,6 +71,21 @@ static inline MapOf map_test_grid(Rand* random, ModelConfig cfg) {
 static inline MapOf map_test_settings(Rand* random) { return map_test_grid(random, map_test_model(random)); }
 
 static inline int map_test_ranks(const MapOf* of) { return of->tensor * of->data * of->pipeline; }
+
+// Returns the settings of `size` data ranks in replicas of `replica`.
+static inline MapOf map_test_data(ModelConfig cfg, int stage, int size, int replica) {
+    MapOf of = map_of_model(cfg);
+    of.stage = stage;
+    of.data = size;
+    of.replica = replica;
+    return of;
+}
+
+// Returns how a rank of a map takes part in ZeRO.
+static inline ZeroPlan map_test_plan(const MapOf* of, int rank) {
+    const ZeroPlan plan = {of->stage, map_place(of, rank).data, of->data, of->replica, 1};
+    return plan;
+}
 
 // Opens the state of an optimizer in a rank, with its map.
 static inline void map_test_state(OptimizerState* s, Map* m, Memory* memory, MapOf of, int rank,
