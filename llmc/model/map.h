@@ -104,7 +104,8 @@ int map_next_range(const Map* m, const Bucket* b, MapSpace space, MapRange* rang
 // Returns all elements of a tensor of layer l that a space has; none if the count is 0.
 MapRange map_range(const Map* m, int tensor, int l, MapSpace space);
 
-// Returns those of a range that are among elements begin ... begin + count - 1 of the rank's tensor.
+// Returns those of a range that are among elements begin ... begin + count - 1 of the rank's
+// tensor.
 MapRange map_part_of_range(MapRange range, size_t begin, size_t count);
 
 // Returns the elements from the first one of the range's shard to its own first one.
@@ -238,7 +239,8 @@ ModelParameters map_bind(const Map* m, MapSpace space, void* memory, size_t byte
     return pointers;
 }
 
-// Returns the shards from number i on, before `end`, that belong to one tensor and that a space has.
+// Returns the shards from number i on, before `end`, that belong to one tensor and that a space
+// has.
 static MapRange map_range_from_(const Map* m, int i, int end, MapSpace space) {
     const Shard* s = &m->shards[i];
     MapRange range = {s, s->offset - map_find(m, s->tensor, s->layer)->offset, 0, i};
