@@ -22,7 +22,6 @@ to be as slow as this one, so the slowest one of a run counts.
 #include "llmc/optim/muon.h"
 #include "llmc/optim/soap.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/parallel/zero.h"
 #include "llmc/cost/cost_transfers.h"
 #include "llmc/setup/settled.h"
 

@@ -147,9 +147,9 @@ typedef struct {
     UpdateRule rule[MODEL_PARAMETER_ROWS];
     MupFactors factors[MODEL_PARAMETER_ROWS]; // of the settings of an update; decay may be 0
     unsigned slots_of[MODEL_PARAMETER_ROWS];  // bit i: the row has slot i
-    TensorRow rows[MODEL_PARAMETER_ROWS];     // of the part that this rank has; bytes are elements
+    TensorRow rows[MODEL_PARAMETER_ROWS];     // of this rank's part; bytes are elements
     TensorRow whole[MODEL_PARAMETER_ROWS];    // sizes in the model of which `cfg` is a part
-    Matrices matrices[MATRICES_MOST];         // what is updated as a whole, in the order of the table
+    Matrices matrices[MATRICES_MOST];         // what is updated as a whole, in table order
     int num_matrices;
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
@@ -249,8 +249,9 @@ enum { STATE_WORD_LAYER = 40, STATE_WORD_RANK = 52 }; // lowest bits of these nu
 
 // Return the begin of owned elements of a tensor in the array of a slot that has them, and their
 // array, NULL if they do not have the slot; and the number of their first random word
-// (RoundingWords): the words of a tensor are numbered by its elements, its layer, and the tensor rank
-// that has a part. So they do not depend on the layers, experts and other tensors that a rank has.
+// (RoundingWords): the words of a tensor are numbered by its elements, its layer, and the tensor
+// rank that has a part. So they do not depend on the layers, experts and other tensors that a rank
+// has.
 size_t state_range_begin(const OptimizerState* s, int slot, const MapRange* range);
 void* state_range(const OptimizerState* s, int slot, const MapRange* range);
 uint64_t state_range_word(const OptimizerState* s, const MapRange* range);

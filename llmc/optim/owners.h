@@ -124,10 +124,8 @@ void owners_update_cpu(Owners* o, Zero* zero, Group* tensor, int first, int end,
 #ifdef OWNERS_IMPLEMENTATION
 
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/sizes.h"
 #include "llmc/model/part.h"
 
