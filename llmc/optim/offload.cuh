@@ -117,7 +117,7 @@ static inline size_t offload_begin_(const OptimizerState* s, int slot, size_t fi
 }
 
 // Places the chunks of a slot from byte l->bytes on, and after the slots before it in the memory of
-// one chunk. What belongs to no chunk, such as padding, is the end of the one before it.
+// one chunk. Padding before the first range of a chunk belongs to the chunk before it.
 static inline void offload_place_slot_(OffloadLayout* l, int slot) {
     const StateSlot* s = &l->state->slots[slot];
     size_t largest = 0, next = s->bytes / s->element_bytes;
