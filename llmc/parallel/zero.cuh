@@ -637,7 +637,7 @@ template <class T> static inline void zero_reduce_(ZeroGpu* z, const Bucket* b, 
 // graph, for an embedding's apart, then for group 0.
 template <class T> static inline void zero_group_done(ZeroGpu* z, int g, MicroStep step) {
     const Bucket* b = map_trained(z->map, g);
-    const int is_computed = b && (b->kind != MAP_EMBEDDING || z->plan.sums_embedding);
+    const int is_computed = b && (b->kind != MAP_EMBEDDING || model_has_first(z->map->cfg));
     if (!zero_reduces(&z->plan, step) || (g > 0 && !is_computed)) {
         return; // without a fork, which a graph would have to join
     }

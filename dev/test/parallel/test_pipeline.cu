@@ -189,7 +189,6 @@ static void test_messages(Toy* toy) {
 static void rank_test(Comm* comm, const Gpu* gpu) {
     GridShape shape = grid_of_data(0, 1).shape;
     shape.pipeline = comm->size;
-    const ModelConfig cfg = {4, 192, 192, 2, 2, 8, SHARE_OFF};
     const ZeroPlan plan = {0, 0, 1, 1, 1};
     GridGroupsGpu groups;
     grid_groups_gpu_open(&groups, grid_of(shape, comm->rank), &plan, comm);

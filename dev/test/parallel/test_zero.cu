@@ -455,7 +455,7 @@ static void test_stage(ZeroPlan plan, const MapOf* of, ZeroShards place, Comm* c
 
 static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
     for (int stage = 0; stage <= 3; stage++) {
-        const ZeroPlan plan = zero_plan_two_levels(CFG, stage, comm->rank, comm->size, shards);
+        const ZeroPlan plan = {stage, comm->rank, comm->size, shards, 1};
         const MapOf of = map_of(CFG, &plan);
         MapOf frozen = of;
         freeze(&frozen, FROZEN, 2);
@@ -478,7 +478,7 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
 static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     ZeroGpu z;
     GridGroupsGpu groups;
-    const ZeroPlan plan = zero_plan(CFG, 0, 0, 1);
+    const ZeroPlan plan = {0, 0, 1, 1, 1};
     MapOf of = map_of(CFG, &plan);
     Map map;
     Memory memory = memory_on_gpu();
@@ -578,8 +578,7 @@ template <class G> static void apart_backward(ZeroGpu* z, int step, int is_embed
 // All ranks compute both gradients, in the last stage of a pipeline; then each has its part of their
 // sum.
 template <class G> static void test_apart(int stage, int shards, Comm* comm, const Gpu* gpu) {
-    ZeroPlan plan = zero_plan_two_levels(CFG, stage, comm->rank, comm->size, shards);
-    plan.sums_embedding = 1;
+    const ZeroPlan plan = {stage, comm->rank, comm->size, shards, 1};
     MapOf of = map_of(CFG, &plan);
     of.pipeline = 2, of.layers[0] = of.layers[1] = BLOCKS / 2;
     ZeroGpu z;
@@ -587,6 +586,7 @@ template <class G> static void test_apart(int stage, int shards, Comm* comm, con
     Memory memory = memory_on_gpu();
     Map map;
     map_open(&map, &memory, MEMORY_HOST, &of, map_rank(&of, MapPlace{1, comm->rank, 0}));
+    map.cfg.part.first_layer = 0; // as if it were the first stage, too
     const size_t count = zero_embedding_elements(&map), all = map.totals.elements[MAP_GRADIENTS];
     float* params = alloc<float>(map.totals.elements[MAP_PARAMETERS]);
     G *grads = alloc<G>(all), *host[2];
@@ -764,7 +764,7 @@ template <class G> static void test_experts(int stage, int e, Comm* comm, const 
     ModelConfig whole = CFG;
     whole.arch = ARCH_MIXTRAL;
     whole.E = 4, whole.E_used = 2;
-    const ZeroPlan plan = zero_plan(whole, stage, comm->rank, comm->size);
+    const ZeroPlan plan = {stage, comm->rank, comm->size, comm->size, 1};
     MapOf of = map_of(whole, &plan);
     of.experts = e;
     Experts<G> x = {};
@@ -802,7 +802,7 @@ template <class G> static void test_experts(int stage, int e, Comm* comm, const 
 // in other orders also 0 or 2.
 static void test_replicas_order(ZeroShards location, Comm* comm, const Gpu* gpu) {
     static const float of_replica[] = {1e8f, 1, -1e8f, 1};
-    const ZeroPlan plan = zero_plan_two_levels(CFG, 3, comm->rank, 4, 1);
+    const ZeroPlan plan = {3, comm->rank, 4, 1, 1};
     const MapOf of = map_of(CFG, &plan);
     Memory memory = memory_on_gpu();
     Map map;
