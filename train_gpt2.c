@@ -107,7 +107,7 @@ static void open_parameters(Model* model, const Settled* s) {
     TensorRow* rows = model->parameter_rows;
     Memory* memory = &model->memory;
     model->parameter_bytes = o->texts.quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
-                                               : zero_parameter_rows(rows, &s->zero, cfg, sizeof(float));
+                                               : map_parameter_rows(&model->map, rows, sizeof(float));
     model->params_memory = memory_take(memory, o->texts.quantize ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
@@ -141,7 +141,6 @@ static void open_positions(Model* model, const Settled* s) {
 
 // Opens the gradients, if there are any, and what divides them among processes.
 static void open_gradients(Model* model, const Settled* s) {
-    const ZeroPlan* zero = &s->zero;
     Memory* memory = &model->memory;
     if (s->use == USE_TRAIN) {
         model->gradient_bytes = model->map.totals.elements[MAP_GRADIENTS] * sizeof(float);
@@ -153,9 +152,8 @@ static void open_gradients(Model* model, const Settled* s) {
     for (int l = 0; l < model->cfg.L && model->gradients; l++) {
         model->gradients[l] = map_bind(&model->map, MAP_GRADIENTS, model->grads_memory, sizeof(float), l);
     }
-    zero_open_cpu(&model->zero, memory, &model->map, *zero, model->cfg, model->parameter_rows,
-                  (float*)model->params_memory, (float*)model->grads_memory, &model->groups.data,
-                  &model->groups.same_experts);
+    zero_open_cpu(&model->zero, memory, &model->map, s->zero, (float*)model->params_memory,
+                  (float*)model->grads_memory, &model->groups.data, &model->groups.same_experts);
 }
 
 // Opens the activations, and the classifier that works in them.
@@ -211,16 +209,16 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
-    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
-    open_parameters(model, s);
     map_open(&model->map, &model->memory, MEMORY_DEVICE, &of, grid_rank(&s->ranks.grid));
+    optimizer_state_open(&model->state, s->optimizer, &model->map);
+    open_parameters(model, s);
     open_positions(model, s);
     if (s->use != USE_GENERATE) {
         open_gradients(model, s);
     }
     if (s->use == USE_TRAIN) {
-        update_groups_open(&model->update, &model->memory, &model->state, &model->freeze, &model->zero,
-                           &model->linear, &model->groups.tensor);
+        update_groups_open(&model->update, &model->memory, &model->state, &model->zero, &model->linear,
+                           &model->groups.tensor);
     }
     open_activations(model, s);
     decoder_bind(&model->decoder, s->part, s->decode_batch, model->T, model->acts_memory);
@@ -625,7 +623,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
         embeddings_backward(model, &pass, mode);
     }
     group_done(model, 0, step, hook);
-    zero_group_done_cpu(&model->zero, model->zero.plan.groups, step); // an embedding's apart
+    zero_group_done_cpu(&model->zero, model_groups(model->cfg), step); // an embedding's apart
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -658,7 +656,7 @@ static void micro_step_forward(Model* model, Batch batch, RankReport* report) {
 // empty. Sets the loss of the report.
 static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                                 RankReport* report) {
-    const int adds = step.number > 0 && model->zero.plan.stage < 2;
+    const int adds = step.number > 0 && model->map.of.stage < 2;
     const GradientMode mode = adds ? GRADIENT_ADD : GRADIENT_SET;
     if (batch.B == 0) {
         others_backward(model, mode, step);
@@ -822,7 +820,7 @@ static const float* model_decode(Model* model, const int* ids, const int* positi
 
 static void* model_get_group(Model* model, int g, void* group) {
     void* place = (char*)model->params_memory + tensor_group_offset_bytes(model->parameter_rows, g);
-    return group ? memcpy(group, place, zero_group_elements(&model->zero.plan, g) * sizeof(float)) : place;
+    return group ? memcpy(group, place, map_group_elements(&model->map, g) * sizeof(float)) : place;
 }
 
 // Without 8 bits the group was set in its place.
@@ -848,7 +846,7 @@ static void model_loaded(Model* model, const char* checkpoint) {
 }
 
 static void model_gather(Model* model, int g, float* group) {
-    if (zero_is_divided(&model->zero.plan) && zero_has_gradient(&model->zero.plan, g)) {
+    if (map_is_divided(&model->map) && map_trained(&model->map, g)) {
         zero_gather_group_cpu(&model->zero, group, g);
     }
 }

@@ -202,7 +202,7 @@ static void open_gradients(Model* model, const Settled* s) {
 static void open_state(Model* model, const Settled* s) {
     const Options* o = &s->options;
     if (o->memory.offload_optimizer) {
-        offload_open(&model->offload, &model->memory, &model->state, &s->zero,
+        offload_open(&model->offload, &model->memory, &model->state,
                      o->memory.offload_optimizer == OFFLOAD_DISK ? o->memory.offload_path : NULL);
     } else {
         optimizer_state_take(&model->state, &model->memory);
@@ -258,10 +258,7 @@ static void open_operations(Model* model, const Settled* s) {
     context_open(&model->context, memory, sizes, &model->groups.context);
     norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
     embedding_open(&model->encoder, memory, (int)N, s->cfg.Vp, cfg.C);
-    optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
-    if (s->options.optimizer.freeze && s->options.optimizer.freeze[0]) {
-        optimizer_freeze(&model->optimizer, memory, &model->freeze);
-    }
+    optimizer_open<floatX>(&model->optimizer, memory, &model->state);
     const size_t* elements = model->map.totals.elements;
     gradient_norm_open(&model->norm, memory,
                        elements[elements[MAP_REDUCED] > 0 ? MAP_REDUCED : MAP_GRADIENTS]);
@@ -344,7 +341,7 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->comm = comm;
     const MapOf map = settled_map(s, ZERO_LAYERS_IN_MEMORY);
     map_open(&model->map, &model->memory, MEMORY_HOST, &map, grid_rank(&s->ranks.grid));
-    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->part);
+    optimizer_state_open(&model->state, s->optimizer, &model->map);
     open_parameters(model, s);
     open_positions(model, s);
     open_gradients(model, s);

@@ -491,190 +491,87 @@ static void bench_norm(Bench* bench, Gradient grads, size_t n, const char* shape
     memory_close(&memory);
 }
 
+// Opens the map of a whole model with the state of an optimizer.
+static Map whole_map(const Bench* bench, Memory* memory, Optimizer optimizer) {
+    MapOf of = map_of_model(bench->cfg);
+    Map map;
+    optimizer_set_map(&of, optimizer);
+    map_open(&map, memory, MEMORY_HOST, &of, 0);
+    return map;
+}
+
 // Measures an update of all parameters.
-static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gradient grads,
-                         const char* shape) {
-    const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
+static void bench_update(Bench* bench, const char* name, OptimizerName rule, MasterWeights master,
+                         MatmulGpu* matmul) {
     const Gpu* gpu = &bench->gpu;
+    Memory memory = memory_on_gpu();
+    const Optimizer optimizer = optimizer_of(rule, rule == OPTIMIZER_SGD, master);
+    const Map map = whole_map(bench, &memory, optimizer);
+    const size_t n = map.totals.updated;
     OptimizerState state;
     OptimizerPlan plan_memory, *plan = &plan_memory;
-    optimizer_state_open(&state, optimizer, &zero, bench->cfg);
-    Memory memory = memory_on_gpu();
-    optimizer_open<floatX>(plan, &memory, &zero, &state);
+    optimizer_state_open(&state, optimizer, &map);
+    optimizer_open<floatX>(plan, &memory, &state);
     const Update by = {1e-4f,     0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,         100,
-                       DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
-    floatX* params = random_array<floatX>(bench, zero_count(&zero, ZERO_FULL), 0.02f);
-    OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1, NULL, NULL};
+                       DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0.02f, 0,    MUON_SPECTRAL};
+    const Gradient grads = {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)};
+    floatX* params = random_array<floatX>(bench, n, 0.02f);
+    OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1, matmul, NULL};
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        const size_t n = state.slots[slot].bytes / sizeof(float);
-        u.slots[slot] = n ? random_array<float>(bench, n, slot == STATE_V ? 0 : 1e-3f) : NULL;
+        const size_t count = state.slots[slot].bytes / sizeof(float);
+        u.slots[slot] =
+            count ? random_array<float>(bench, count, state.slots[slot].least == 0 ? 0 : 1e-3f) : NULL;
     }
-    measure(bench, name, shape,
-            Work{0, optimizer_bytes(&state, &zero, sizeof(floatX), dtype_bytes(grads.dtype))},
+    char shape[64];
+    snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
+    measure(bench, name, shape, Work{0, optimizer_bytes(&state, sizeof(floatX), dtype_bytes(grads.dtype))},
             [=] { optimizer_update(u, gpu); });
     memory_close(&memory);
+    section_close(bench);
 }
 
-static void bench_optimizer(Bench* bench, MatmulGpu*) {
-    const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
-    const size_t n = zero_count(&zero, ZERO_FULL);
+static void bench_optimizer(Bench* bench, MatmulGpu* matmul) {
+    const MapOf of = map_of_model(bench->cfg);
+    const size_t n = map_totals(&of, 0).updated;
     const MasterWeights usual = DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE : MASTER_FP32;
-    const Gradient grads = {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)};
     char shape[64];
     snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
-    bench_norm(bench, grads, n, shape);
-    bench_update(bench, "AdamW", optimizer_of(OPTIMIZER_ADAMW, 0, usual), grads, shape);
+    bench_norm(bench, Gradient{random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)}, n, shape);
+    section_close(bench);
+    bench_update(bench, "AdamW", OPTIMIZER_ADAMW, usual, matmul);
     if (!bench->list) {
         if (usual != MASTER_NONE) {
-            bench_update(bench, "AdamW, no master weights", optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE),
-                         grads, shape);
+            bench_update(bench, "AdamW, no master weights", OPTIMIZER_ADAMW, MASTER_NONE, matmul);
         }
-        bench_update(bench, "Lion", optimizer_of(OPTIMIZER_LION, 0, usual), grads, shape);
-        bench_update(bench, "SGD", optimizer_of(OPTIMIZER_SGD, 1, usual), grads, shape);
+        bench_update(bench, "Lion", OPTIMIZER_LION, usual, matmul);
+        bench_update(bench, "SGD", OPTIMIZER_SGD, usual, matmul);
     }
-    section_close(bench);
 }
 
-// ---- other rules, without master weights ----
-
-// Parameters to update: n elements, laid out as those of a model on one rank.
-typedef struct {
-    Weights<floatX> weights;
-    Gradient grads;
-    size_t n;
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // bytes are elements
-    size_t block;                         // start of block 0
-} BenchModel;
-
-static BenchModel random_model(Bench* bench) {
-    const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
-    BenchModel model;
-    model.n = zero_count(&zero, ZERO_FULL);
-    model.block = zero_group_begin(&zero, 1);
-    zero_parameter_rows(model.rows, &zero, bench->cfg, 1);
-    model.weights = Weights<floatX>{random_array<floatX>(bench, model.n, 0.02f), NULL, MASTER_NONE};
-    model.grads = Gradient{random_array<floatX>(bench, model.n, 1e-3f), DTYPE_OF(floatX)};
-    return model;
+// Without master weights.
+static void bench_adamw8bit(Bench* bench, MatmulGpu* matmul) {
+    bench_update(bench, "AdamW 8-bit", OPTIMIZER_ADAMW8BIT, MASTER_NONE, matmul);
+}
+static void bench_adafactor(Bench* bench, MatmulGpu* matmul) {
+    bench_update(bench, "Adafactor", OPTIMIZER_ADAFACTOR, MASTER_NONE, matmul);
 }
 
-// Measures all parameters as one tensor.
-static void bench_adamw8bit(Bench* bench, MatmulGpu*) {
-    const BenchModel model = random_model(bench);
-    const size_t n = model.n, scales = n / ADAMW8BIT_BLOCK;
+// Measures a tensor of all blocks, whose layers lie one after the other.
+static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const TensorRow* row) {
     const Gpu* gpu = &bench->gpu;
-    Code8Table table_memory, *table = &table_memory;
-    char shape[64];
-    const AdamW8bitState state = {(uint8_t*)array_of_bytes(bench, n), (uint8_t*)array_of_bytes(bench, n),
-                                  random_array<float>(bench, scales, 0),
-                                  random_array<float>(bench, scales, 0)};
-    Memory memory = memory_on_gpu();
-    code8_table_open(table, &memory);
-    const AdamW8bitUpdate<floatX> u = {model.weights,
-                                       model.grads,
-                                       state,
-                                       table,
-                                       {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100, DECAY_ALL},
-                                       rounding_words(1, rand_stream("tensor"), 100, 0)};
-    snprintf(shape, sizeof(shape), "%.1fM parameters", (double)n / 1e6);
-    measure(bench, "AdamW 8-bit", shape,
-            Work{0, adamw8bit_bytes((double)n, DTYPE_OF(floatX), model.grads.dtype, MASTER_NONE)},
-            [=] { adamw8bit_update(u, n, gpu); });
-    memory_close(&memory);
-    section_close(bench);
-}
-
-// Lists every layer of every tensor, their sums one after the other; returns the number of tensors.
-static int adafactor_tensors(AdafactorTensor* tensors, const BenchModel* model) {
-    size_t row_sums = 0, col_sums = 0, v = 0;
-    int count = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &model->rows[i];
-        for (int l = 0; l < row->layers; l++) {
-            const size_t at = row->offset_bytes + (size_t)l * row->layer_bytes;
-            tensors[count++] = AdafactorTensor{0,
-                                               row->rows * row->cols,
-                                               at,
-                                               at,
-                                               0,
-                                               at,
-                                               row_sums,
-                                               col_sums,
-                                               v,
-                                               at,
-                                               (int)row->rows,
-                                               (int)row->cols,
-                                               1.0f,
-                                               (float)row->decay,
-                                               0};
-            row_sums += row->rows;
-            col_sums += row->cols;
-            v += row->rows == 1 ? row->cols : 0;
-        }
-    }
-    return count;
-}
-
-static void bench_adafactor(Bench* bench, MatmulGpu*) {
-    const BenchModel model = random_model(bench);
-    const Gpu* gpu = &bench->gpu;
-    AdafactorPlan plan_memory, *plan = &plan_memory;
-    char shape[64];
-    AdafactorTensor* tensors = (AdafactorTensor*)check_alloc((size_t)MODEL_PARAMETER_ROWS * bench->cfg.L,
-                                                             sizeof(*tensors), "tensors");
-    Memory memory = memory_on_gpu();
-    adafactor_open(plan, &memory, tensors, adafactor_tensors(tensors, &model));
-    free(tensors);
-    const AdafactorUpdate<floatX> u = {model.weights,
-                                       model.grads,
-                                       random_array<float>(bench, model.n / 16, 0),
-                                       random_array<float>(bench, model.n / 16, 0),
-                                       random_array<float>(bench, model.n / 16, 0),
-                                       NULL,
-                                       plan,
-                                       {1e-4f, 0.0f, 1.0f, 1.0f, 0.1f, 1.0f, ADAFACTOR_FIXED, 100},
-                                       1,
-                                       {0, 0, 0},
-                                       plan->all,
-                                       NULL};
-    snprintf(shape, sizeof(shape), "%.1fM parameters", (double)model.n / 1e6);
-    measure(bench, "Adafactor", shape,
-            Work{0, adafactor_bytes((double)model.n, DTYPE_OF(floatX), model.grads.dtype, MASTER_NONE, 0)},
-            [=] { adafactor_update(u, gpu); });
-    memory_close(&memory);
-    section_close(bench);
-}
-
-// Measures a tensor of all blocks.
-static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const BenchModel* model,
-                              const TensorRow* row) {
-    const Gpu* gpu = &bench->gpu;
-    const int parts = row->rows == 3 * row->cols ? 3 : 1, rows = (int)row->rows / parts,
-              cols = (int)row->cols;
-    const MuonPlace place = {row->offset_bytes, row->layer_bytes};
-    const MuonTensor tensor = {0,
-                               row->rows * row->cols,
-                               place,
-                               place,
-                               place,
-                               place,
-                               {0, 0},
-                               row->layers,
-                               parts,
-                               rows,
-                               cols,
-                               1,
-                               row->offset_bytes - model->block,
-                               row->offset_bytes - model->block,
-                               row->decay,
-                               0};
+    const int parts = row->rows == 3 * row->cols ? 3 : 1;
+    const size_t layer = tensor_layer_elements(row), n = layer * row->layers;
+    const MuonPlace place = {0, layer};
+    MuonTensor tensor = owners_tensor(row->rows / parts, row->cols);
+    tensor.params = tensor.master = tensor.grads = tensor.b = tensor.words = place;
+    tensor.layers = row->layers, tensor.parts = parts, tensor.decay = row->decay, tensor.by_layer = 0;
     MuonGpu muon_memory, *muon = &muon_memory;
     char name[64], shape[64];
     Memory memory = memory_on_gpu();
     muon_open<floatX>(muon, &memory, &tensor, 1);
-    float* b = random_array<float>(bench, model->n, 1e-3f);
-    const MuonUpdate<floatX> u = {model->weights,
-                                  model->grads,
-                                  b,
+    const MuonUpdate<floatX> u = {{random_array<floatX>(bench, n, 0.02f), NULL, MASTER_NONE},
+                                  {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)},
+                                  random_array<float>(bench, n, 1e-3f),
                                   NULL,
                                   muon,
                                   {0.02f, 0.95f, 0.05f, 1.0f, 0.0f, MUON_SPECTRAL, DECAY_ALL},
@@ -683,21 +580,21 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const BenchModel*
                                   matmul,
                                   NULL};
     snprintf(name, sizeof(name), "Muon %s", row->name);
-    snprintf(shape, sizeof(shape), "%d of (%d, %d)", row->layers * parts, rows, cols);
-    measure(bench, name, shape, Work{row->layers * parts * muon_flops(rows, cols), 0},
+    snprintf(shape, sizeof(shape), "%d of (%d, %d)", row->layers * parts, tensor.rows, tensor.cols);
+    measure(bench, name, shape, Work{row->layers * parts * muon_flops(tensor.rows, tensor.cols), 0},
             [=] { muon_update(&tensor, u, 0, tensor.layers, gpu); });
-    gpu_free(bench->arrays[--bench->arrays_count]); // b
     memory_close(&memory);
+    section_close(bench);
 }
 
 static void bench_muon(Bench* bench, MatmulGpu* matmul) {
-    const BenchModel model = random_model(bench);
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(rows, bench->cfg, 1);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (model.rows[i].kind == KIND_MATRIX) {
-            bench_muon_tensor(bench, matmul, &model, &model.rows[i]);
+        if (rows[i].kind == KIND_MATRIX) {
+            bench_muon_tensor(bench, matmul, &rows[i]);
         }
     }
-    section_close(bench);
 }
 
 // ---- heads and experts, which GPT-2 does not have ----

@@ -192,25 +192,17 @@ size_t part_groups_largest(const MapOf* of, int rank) {
 
 // ---- groups of the part ----
 
-static MapBuckets part_buckets_(const Map* m, int g) {
-    return map_buckets(m, g == 0 ? -1 : model_group_layer(m->cfg, g));
-}
-
-// Returns where a bucket starts in its group; after the group's last bucket, the group's elements.
+// Returns where a bucket starts in its group.
 static size_t part_bucket_begin_(const Map* m, int g, int bucket) {
     size_t begin = 0;
-    for (int b = part_buckets_(m, g).first; b < bucket; b++) {
+    for (int b = map_group(m, g).first; b < bucket; b++) {
         begin += m->buckets[b].elements;
     }
     return begin;
 }
 
-static size_t part_group_elements_(const Map* m, int g) {
-    return part_bucket_begin_(m, g, part_buckets_(m, g).end);
-}
-
 static size_t part_group_bytes_(const PartGroups* p, int g) {
-    return array_bytes(part_group_elements_(p->files->map, g), p->element_bytes);
+    return array_bytes(map_group_elements(p->files->map, g), p->element_bytes);
 }
 
 static int part_is_plain_(const PartGroups* p) { return map_is_plain(&p->files->map->of); }
@@ -270,7 +262,7 @@ static void* part_groups_memory_(const PartGroups* p, int g) {
 // Sets what group g of the part has of a whole group; returns 1 if it has anything.
 static int part_groups_take_(PartGroups* p, int g, int whole_g, void* whole) {
     const Map* m = p->files->map;
-    const MapBuckets buckets = part_buckets_(m, g);
+    const MapBuckets buckets = map_group(m, g);
     void* memory = part_groups_memory_(p, g);
     int any = 0;
     for (int b = buckets.first; b < buckets.end; b++) {
@@ -309,7 +301,7 @@ void part_groups_set_last(PartGroups* p) {
 
 // Gathers the averages of group g in `room`, where the group's are zero.
 static void model_gather_average_(const ModelFiles* m, int g, float* room) {
-    const MapBuckets buckets = part_buckets_(m->map, g);
+    const MapBuckets buckets = map_group(m->map, g);
     for (const Shard* s = m->map->shards; s < m->map->shards + m->map->num_shards; s++) {
         if (buckets.first <= s->bucket && s->bucket < buckets.end && s->slot[STATE_AVERAGE] != MAP_NONE) {
             m->access.get_state(m->model, STATE_AVERAGE, s->slot[STATE_AVERAGE] * sizeof(float),
@@ -323,8 +315,8 @@ static void model_gather_average_(const ModelFiles* m, int g, float* room) {
 // Copies the average of group g in fp32, and the weights that have none, as get_group does.
 static void* model_get_average_(const ModelFiles* m, int g, void* group) {
     const Map* map = m->map;
-    const MapBuckets buckets = part_buckets_(map, g);
-    const size_t elements = part_group_elements_(map, g);
+    const MapBuckets buckets = map_group(map, g);
+    const size_t elements = map_group_elements(map, g);
     float* room = (float*)check_alloc(elements, sizeof(float), "the average of a group of parameters");
     m->access.get_group(m->model, g, group);
     model_gather_average_(m, g, room);

@@ -127,11 +127,10 @@ void checkpoint_parts_close(CheckpointParts* parts);
 
 // Returns the state of the whole model.
 static OptimizerState parts_whole_(const OptimizerState* state, const Map* m) {
-    const ZeroPlan one = zero_plan(m->of.whole, 0, 0, 1);
     Optimizer optimizer = state->optimizer;
     OptimizerState whole;
     optimizer.frozen = m->of.freeze.rows;
-    optimizer_state_open(&whole, optimizer, &one, m->of.whole);
+    optimizer_layout(&whole, optimizer, m->of.whole);
     return whole;
 }
 

@@ -158,18 +158,17 @@ static inline double cost_whole_s_(const OptimizerState* state, const Settled* s
 
 // Adds the norm of the gradient, and the update of the parameters that this rank owns.
 static inline void cost_optimizer_(const CostWalk* w, const Settled* s) {
-    const ZeroPlan* zero = &s->zero;
     const size_t gradient_bytes = s->gradient_bytes;
     OptimizerState state;
-    optimizer_state_open(&state, s->optimizer, zero, s->part);
-    const double owned = (double)zero_count(zero, ZERO_OWNED),
-                 updated = (double)zero_count(zero, ZERO_UPDATED),
+    Map map;
+    settled_state(&state, &map, s);
+    const double owned = (double)map.totals.elements[MAP_OWNED], updated = (double)map.totals.updated,
                  all_frozen = owned * freeze_count(&s->freeze, s->cfg) / model_count_stored(s->cfg),
                  // frozen parameters among the updated
         frozen = fmax(all_frozen - (owned - updated), 0);
     cost_add(w, COST_MEMORY, 0, updated * (double)gradient_bytes);
     cost_add(w, COST_UPDATE, 0,
-             optimizer_bytes(&state, zero, (size_t)w->size, gradient_bytes) -
+             optimizer_bytes(&state, (size_t)w->size, gradient_bytes) -
                  frozen * ((double)gradient_bytes + 2 * w->size));
     cost_rules_(w, &state, s->options.optimizer.soap_every);
     w->sum->s[COST_TENSOR] += cost_whole_s_(&state, s);
@@ -240,7 +239,8 @@ static inline CostTraffic cost_traffic(const Settled* s) {
     const CostTransfers x = cost_exchanged_(&w, s);
     CostTraffic traffic = cost_traffic_of(&x, w.times);
     OptimizerState state;
-    optimizer_state_open(&state, s->optimizer, &s->zero, s->part);
+    Map map;
+    settled_state(&state, &map, s);
     traffic.tensor += 2 * links_moved(cost_tensor_group_(&x), cost_whole_bytes_(&state));
     return traffic;
 }

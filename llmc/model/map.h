@@ -69,6 +69,15 @@ static inline MapBuckets map_buckets(const Map* m, int l) {
     return map_group(m, l < 0 ? 0 : 1 + model_copy(m->cfg, l));
 }
 
+// Returns the elements of all buckets of group g.
+static inline size_t map_group_elements(const Map* m, int g) {
+    size_t elements = 0;
+    for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
+        elements += m->buckets[i].elements;
+    }
+    return elements;
+}
+
 // Returns the bucket of group g that is trained, or NULL.
 static inline const Bucket* map_trained(const Map* m, int g) {
     for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
@@ -113,6 +122,14 @@ static inline size_t map_range_at(const Map* m, const MapRange* range, MapSpace 
 // with elements of `bytes`; NULL: not there.
 ModelParameters map_bind(const Map* m, MapSpace space, void* memory, size_t bytes, int l);
 
+// Sets the rows of the parameters as PARAMETERS has them if no layers take turns, and returns the
+// bytes of all.
+static inline size_t map_parameter_rows(const Map* m, TensorRow rows[MODEL_PARAMETER_ROWS],
+                                        size_t element_bytes) {
+    return model_sharded_rows_of(rows, m->cfg, element_bytes, m->of.trains ? m->of.data : 1,
+                                 m->totals.frozen);
+}
+
 // Sets the next interval of a rank's reduced gradient that counts in its norm, in whole units, from
 // shard i on. Returns the shard after it; 0: there is none.
 int map_counted(const Map* m, int i, MapSpan* span);
@@ -124,6 +141,17 @@ static inline MapSpace map_update_space(const Map* m) {
 
 // True if each rank updates only a part of each bucket.
 static inline int map_is_divided(const Map* m) { return m->of.stage > 0 && m->of.data > 1; }
+
+// Return how many ranks divide the update of a bucket, and this one's number among them.
+static inline int map_owners(const Map* m, const Bucket* b) { return map_is_divided(m) ? b->ranks : 1; }
+static inline int map_owner(const Map* m, const Bucket* b) {
+    return map_is_divided(m) ? map_place(&m->of, m->rank).data / (m->of.data / b->ranks) : 0;
+}
+
+// Returns the first element of a bucket that number d of them updates; each has as many.
+static inline size_t map_owned_from(const Map* m, const Bucket* b, int d) {
+    return map_is_divided(m) ? (size_t)map_shard_number(&m->of, b->ranks, d) * b->in[MAP_OWNED].count : 0;
+}
 
 // ---- pieces ----
 

@@ -116,6 +116,13 @@ static inline int map_is_plain(const MapOf* of) {
     return of->tensor == 1 && of->pipeline == 1 && of->experts == 1;
 }
 
+// Returns which of the equal parts of a bucket number d of the `ranks` that divide it updates: the
+// parts of a slice are neighbors.
+static inline int map_shard_number(const MapOf* of, int ranks, int d) {
+    const int share = of->data / ranks, rank = d * share, replicas = of->data / of->replica;
+    return (rank % of->replica * replicas + rank / of->replica) / share;
+}
+
 // Returns the part of the model that a rank has, as a model of its own.
 ModelConfig map_part(const MapOf* of, int rank);
 
@@ -164,6 +171,8 @@ typedef struct {
     int buckets, shards;
     size_t largest_gradient; // of a bucket: elements, all copies
     size_t updated;          // elements of OWNED in trained buckets, the first ones
+    int first_block;         // the lowest block of parameters that has a trained bucket
+    unsigned frozen;         // bit i: row i lies in frozen buckets alone
 } MapTotals;
 
 // Called for a bucket, with NULL and before its shards are counted, and then for each of its
@@ -309,9 +318,8 @@ static MapSpan map_slice_(const MapWalk_* w, const MapContent_* b) {
 }
 
 static MapSpan map_shard_(const MapWalk_* w, const MapContent_* b) {
-    const int W = w->of->data, replica = w->of->replica, parts = map_ranks_(w, b->g, W),
-              slice = w->data_rank % replica;
-    return map_cut_(b, parts, (slice * (W / replica) + w->data_rank / replica) / (W / parts));
+    const int parts = map_ranks_(w, b->g, w->of->data);
+    return map_cut_(b, parts, map_shard_number(w->of, parts, w->data_rank / (w->of->data / parts)));
 }
 
 // Returns the interval of a bucket that a space has, without its begin.
@@ -603,6 +611,8 @@ MapTotals map_totals(const MapOf* of, int rank) {
     totals.updated = w.at[MAP_OWNED];
     totals.elements[MAP_OWNED] = w.at_frozen;
     memcpy(totals.slots, w.slots, sizeof(w.slots));
+    totals.first_block = w.first_block;
+    totals.frozen = w.frozen;
     totals.buckets = w.num_buckets;
     totals.shards = w.num_shards;
     return totals;

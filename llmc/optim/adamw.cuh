@@ -1,5 +1,6 @@
 /*
-adamw.cuh -- adamw.h on the GPU: four elements of it, for the kernel of all rules (optimizer.cuh).
+adamw.cuh -- adamw.h on the GPU: four elements of it, for the kernel of all rules
+(update_elements.cuh).
 
     x       4   fp32   in registers, set
     g       4   T or fp32

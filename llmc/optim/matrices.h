@@ -3,7 +3,7 @@ matrices.h -- what an update needs as a whole, and which rank updates it.
 
 Some rules (optimizer.h) update whole matrices, or whole tensors. Of several ranks that have parts
 of them, one makes the update of a matrix and keeps its state: its owner. The ranks are those that
-divide the group of the matrix (zero.h), times those that cut its tensor (part.h): owner number
+divide the bucket of the matrix (map.h), times those that cut its tensor (part.h): owner number
 d t + j is rank j, of t, of the tensor group of rank d. Where each rank has and updates everything
 it owns everything.
 
@@ -16,8 +16,8 @@ those of blocks, which other ranks may divide, are dealt apart.
 
 #include <stddef.h>
 
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
-#include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,7 +31,7 @@ typedef struct {
     int count;              // in a layer
     size_t first;           // row of the whole tensor with which the first one begins
     size_t rows, cols;      // of each, in files
-    int first_copy, copies; // of the tensor in this rank's memory, that have gradients
+    int first_copy, copies; // of the tensor in this rank's memory, that are trained
     size_t before;          // number of the first one
     int owners, owner;      // ranks, and this one's number among them
 } Matrices;
@@ -42,11 +42,14 @@ typedef struct {
     int copy, number;
 } OwnedMatrix;
 
-// Sets the matrices of these rows of the parameters: `matrices` (bits) are updated matrix by
-// matrix, `tensors` as a whole. Returns their number. `rows` and `whole` are the rows of this
-// rank's part, and of the model.
-int matrices_open(Matrices all[MATRICES_MOST], const ZeroPlan* zero, ModelConfig cfg, const TensorRow* rows,
-                  const TensorRow* whole, unsigned matrices, unsigned tensors);
+// Sets the matrices of these rows of the parameters, as one rank owns them all: `matrices` (bits)
+// are updated matrix by matrix, `tensors` as a whole. Returns their number. `rows` and `whole` are
+// the rows of this rank's part, and of the model.
+int matrices_open(Matrices all[MATRICES_MOST], ModelConfig cfg, const TensorRow* rows, const TensorRow* whole,
+                  unsigned matrices, unsigned tensors);
+
+// Divides the matrices of trained blocks among the ranks of a map.
+void matrices_divide(Matrices* all, int count, const Map* map);
 
 static inline size_t matrices_all(const Matrices* m) { return (size_t)m->count * (size_t)m->copies; }
 
@@ -84,27 +87,11 @@ MatrixPart matrix_part(OwnedMatrix x, const TensorRow* row, ModelConfig cfg);
 
 #include <stdlib.h>
 
-// Sets the ranks that own matrices of a row.
-static void matrices_set_owners_(Matrices* m, const ZeroPlan* zero, ModelConfig cfg, const TensorRow* row) {
-    const int g = row->place == PLACE_BLOCK, t = model_tensor_ranks(cfg),
-              data = zero_is_divided(zero) ? zero_parts_of(zero, g, zero->size) : 1;
-    m->owners = data * t;
-    m->owner = zero->rank / (zero->size / data) * t + (t > 1 ? cfg.part.tensor_rank : 0);
-    m->owner = data > 1 ? m->owner : m->owner % t;
-}
-
-static Matrices matrices_of_(int i, int run, const ZeroPlan* zero, ModelConfig cfg, const TensorRow* row,
-                             const TensorRow* whole) {
+static Matrices matrices_of_(int i, int run, ModelConfig cfg, const TensorRow* row, const TensorRow* whole) {
     const TensorRow* all = row->split == SPLIT_EXPERTS ? row : whole; // each rank has whole experts
     const TensorRun all_rows = {0, model_rows_in_files(all, cfg), 1},
                     of = run < 0 ? all_rows : tensor_run(all, run);
-    Matrices m = {i, run, of.count, of.first, of.rows, row->cols, 0, row->layers, 0, 1, 0};
-    m.cols = all->cols;
-    if (row->place == PLACE_BLOCK) {
-        m.first_copy = zero->first_block;
-        m.copies = row->layers > zero->first_block ? row->layers - zero->first_block : 0;
-    }
-    matrices_set_owners_(&m, zero, cfg, row);
+    const Matrices m = {i, run, of.count, of.first, of.rows, all->cols, 0, row->layers, 0, 1, 0};
     return m;
 }
 
@@ -131,20 +118,37 @@ static void matrices_deal_(Matrices* all, int count, const TensorRow* rows, Tens
     }
 }
 
-int matrices_open(Matrices all[MATRICES_MOST], const ZeroPlan* zero, ModelConfig cfg, const TensorRow* rows,
-                  const TensorRow* whole, unsigned matrices, unsigned tensors) {
+int matrices_open(Matrices all[MATRICES_MOST], ModelConfig cfg, const TensorRow* rows, const TensorRow* whole,
+                  unsigned matrices, unsigned tensors) {
     int count = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int run = 0; run < tensor_runs(&whole[i]) && matrices >> i & 1; run++) {
-            all[count++] = matrices_of_(i, run, zero, cfg, &rows[i], &whole[i]);
+            all[count++] = matrices_of_(i, run, cfg, &rows[i], &whole[i]);
         }
         if (tensors >> i & 1) {
-            all[count++] = matrices_of_(i, -1, zero, cfg, &rows[i], &whole[i]);
+            all[count++] = matrices_of_(i, -1, cfg, &rows[i], &whole[i]);
         }
     }
     matrices_deal_(all, count, rows, PLACE_ONCE);
     matrices_deal_(all, count, rows, PLACE_BLOCK);
     return count;
+}
+
+void matrices_divide(Matrices* all, int count, const Map* map) {
+    const MapOf* of = &map->of;
+    const MapPlace at = map_place(of, map->rank);
+    for (Matrices* m = all; m < all + count; m++) {
+        const int is_block = map->rows[m->row].place == PLACE_BLOCK,
+                  share = is_block ? of->experts : 1, // neighbors that divide it as one
+            is_divided = map_is_divided(map);
+        m->owners = (is_divided ? of->data / share : 1) * of->tensor;
+        m->owner = (is_divided ? at.data / share : 0) * of->tensor + at.tensor;
+        m->first_copy = is_block ? map->totals.first_block : 0;
+        m->copies = map->rows[m->row].layers - m->first_copy;
+        m->copies = m->copies > 0 ? m->copies : 0;
+    }
+    matrices_deal_(all, count, map->rows, PLACE_ONCE);
+    matrices_deal_(all, count, map->rows, PLACE_BLOCK);
 }
 
 MatrixPart matrix_part(OwnedMatrix x, const TensorRow* row, ModelConfig cfg) {

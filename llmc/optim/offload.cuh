@@ -30,7 +30,6 @@ the main stream waits for every copy, so it can be one CUDA graph.
 #include "llmc/base/scratch_file.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/optimizer.cuh"
-#include "llmc/parallel/zero.h"
 
 #ifndef OFFLOAD_CHUNK
 #define OFFLOAD_CHUNK ((size_t)4 << 20) // elements; a multiple of TENSOR_SHARD_UNIT
@@ -83,61 +82,115 @@ static inline size_t offload_bytes_(const OffloadLayout* l, size_t k, int slot) 
            l->state->slots[slot].element_bytes;
 }
 
+// Returns the begin of the matrices of group g in a slot; MAP_NONE: they have none.
+static inline size_t offload_matrices_begin_(const OptimizerState* s, int slot, int g) {
+    for (int k = 0; k < s->num_matrices; k++) {
+        const TensorRow* row = &s->rows[s->matrices[k].row];
+        if (tensor_is_in_group(row, g) && state_matrix_elements(s, slot, &s->matrices[k]) > 0) {
+            const OwnedMatrix first = {&s->matrices[k], tensor_first_copy_in_group(row, g), 0};
+            return state_matrix_begin(s, slot, first);
+        }
+    }
+    return MAP_NONE;
+}
+
+// Returns the begin of what a slot has of owned elements first ... end - 1; MAP_NONE: nothing.
+static inline size_t offload_begin_(const OptimizerState* s, int slot, size_t first, size_t end) {
+    const Map* map = s->map;
+    size_t begin = slot >= STATE_MASTER ? first : MAP_NONE;
+    for (int g = 0; g < model_groups(s->cfg) && begin == MAP_NONE; g++) {
+        const MapSpan own = update_owned(map, g);
+        MapRange range = {};
+        if (own.begin >= end || own.begin + own.count <= first) {
+            continue;
+        }
+        begin = offload_matrices_begin_(s, slot, g);
+        while (begin == MAP_NONE && map_next_range(map, map_trained(map, g), MAP_OWNED, &range)) {
+            const size_t at = map_range_at(map, &range, MAP_OWNED), skips = first > at ? first - at : 0;
+            if (range.shard->slot[slot] != MAP_NONE && at < end && skips < range.count) {
+                const MapRange part = map_part_of_range(range, range.before + skips, range.count);
+                begin = state_range_begin(s, slot, &part);
+            }
+        }
+    }
+    return begin;
+}
+
 // Places the chunks of a slot from byte l->bytes on, and after the slots before it in the memory of
-// one chunk.
-static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, int slot) {
-    size_t largest = 0;
+// one chunk. Padding before the first range of a chunk belongs to the chunk before it.
+static inline void offload_place_slot_(OffloadLayout* l, int slot) {
+    const StateSlot* s = &l->state->slots[slot];
+    size_t largest = 0, next = s->bytes / s->element_bytes;
+    for (size_t k = l->chunks + 1; k-- > 0;) {
+        const size_t begin = k < l->chunks && s->bytes > 0
+                                 ? offload_begin_(l->state, slot, l->first[k], l->first[k + 1])
+                                 : MAP_NONE;
+        next = begin != MAP_NONE ? begin : next;
+        l->chunk[k * STATE_SLOTS + (size_t)slot].position = next;
+    }
     for (size_t k = 0; k <= l->chunks; k++) {
-        OffloadChunk_* chunk = &l->chunk[k * STATE_SLOTS + (size_t)slot];
-        chunk->position = k < l->chunks ? state_position(l->state, slot, zero, l->first[k])
-                                        : l->state->slots[slot].bytes / l->state->slots[slot].element_bytes;
         if (k > 0) {
             const size_t bytes = offload_round_up_(offload_bytes_(l, k - 1, slot));
             largest = k <= l->updated && bytes > largest ? bytes : largest;
             l->bytes += bytes;
         }
-        chunk->at = l->bytes;
+        l->chunk[k * STATE_SLOTS + (size_t)slot].at = l->bytes;
     }
     l->room[slot + 1] = l->room[slot] + largest;
 }
 
-// Returns the end of the chunk that begins at element `first`. It is not after element `owned`, and
+// Returns the end of the chunk that begins at element `first`. It is not after element `end`, and
 // not inside a group whose update needs whole tensors.
-static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroPlan* zero, size_t first,
-                                        size_t owned) {
-    size_t end = first + OFFLOAD_CHUNK < owned ? first + OFFLOAD_CHUNK : owned;
-    for (int g = zero->groups - 1; g >= 0; g--) {
-        const ZeroPiece piece = zero_piece(zero, g, ZERO_TRAINED);
-        if (state_needs_tensors(state, g) && first < piece.owned + piece.count && piece.owned < end) {
-            end = first < piece.owned ? piece.owned : piece.owned + piece.count;
+static inline size_t offload_chunk_end_(const OptimizerState* state, size_t first, size_t end) {
+    end = first + OFFLOAD_CHUNK < end ? first + OFFLOAD_CHUNK : end;
+    for (int g = model_groups(state->cfg) - 1; g >= 0; g--) {
+        const MapSpan own = update_owned(state->map, g);
+        if (state_needs_tensors(state, g) && first < own.begin + own.count && own.begin < end) {
+            end = first < own.begin ? own.begin : own.begin + own.count;
         }
     }
     return end;
 }
 
 // Sets the begins of the chunks.
-static inline void offload_cut_(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
-    const size_t owned = zero_count(zero, ZERO_OWNED), updated = zero_count(zero, ZERO_UPDATED),
-                 most = ceil_div(owned, OFFLOAD_CHUNK) + 2 * (size_t)zero->groups + 1;
+static inline void offload_cut_(OffloadLayout* l, const OptimizerState* state) {
+    const size_t owned = state->map->totals.elements[MAP_OWNED], updated = state->map->totals.updated,
+                 most = ceil_div(owned, OFFLOAD_CHUNK) + 2 * (size_t)model_groups(state->cfg) + 1;
     l->first = (size_t*)check_alloc(most + 1, sizeof(size_t), "chunks of the optimizer's state");
     while (l->first[l->chunks] < owned) {
         const size_t first = l->first[l->chunks++];
-        l->first[l->chunks] = offload_chunk_end_(state, zero, first, first < updated ? updated : owned);
+        l->first[l->chunks] = offload_chunk_end_(state, first, first < updated ? updated : owned);
         l->updated += first < updated;
     }
     assert(l->chunks <= most);
 }
 
 // Places the chunks of a state, which stays with the caller.
-static inline void offload_layout_open(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
-    memset(l, 0, sizeof(*l));
+static inline void offload_place_(OffloadLayout* l, const OptimizerState* state) {
     l->state = state;
-    offload_cut_(l, state, zero);
+    offload_cut_(l, state);
     l->chunk = (OffloadChunk_*)check_alloc((l->chunks + 1) * STATE_SLOTS, sizeof(OffloadChunk_),
                                            "chunks of the optimizer's state");
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        offload_place_slot_(l, zero, slot);
+        offload_place_slot_(l, slot);
     }
+}
+
+// Does so; in a dry run by a map of its own, since that of the state has no ranges.
+static inline void offload_layout_open(OffloadLayout* l, const OptimizerState* state) {
+    memset(l, 0, sizeof(*l));
+    if (state->map->shards) {
+        offload_place_(l, state);
+        return;
+    }
+    Memory memory = memory_on_host();
+    Map map;
+    OptimizerState placed = *state;
+    map_open(&map, &memory, MEMORY_HOST, &state->map->of, state->map->rank);
+    placed.map = &map;
+    offload_place_(l, &placed);
+    l->state = state;
+    memory_close(&memory);
 }
 
 static inline void offload_layout_close(OffloadLayout* l) {
@@ -171,13 +224,13 @@ static inline void offload_count_(const OffloadLayout* l, Memory* memory, Memory
 // Opens the slots of a state, filled with zeros: on a disk in this directory, or in pinned memory
 // if it is NULL. Ends the program if the state has none. Between the GPU and a disk they pass
 // through pinned memory, which needs room for alignment (CUDA promises a multiple of 256 bytes).
-static inline void offload_open(Offload* o, Memory* memory, const OptimizerState* state, const ZeroPlan* zero,
+static inline void offload_open(Offload* o, Memory* memory, const OptimizerState* state,
                                 const char* directory) {
     const char* what = "the optimizer's state";
     CHECK(state->bytes > 0, "--offload-optimizer: --optimizer %s has no state here; wanted off",
           optimizer_word(state->optimizer.name));
     memset((void*)o, 0, sizeof(*o));
-    offload_layout_open(&o->layout, state, zero);
+    offload_layout_open(&o->layout, state);
     const size_t room = o->layout.room[STATE_SLOTS];
     offload_count_(&o->layout, memory, directory ? MEMORY_DISK : MEMORY_HOST);
     if (directory) {

@@ -2,14 +2,12 @@
 optimizer.cuh -- the update of optimizer.h on the GPU: all parameters whose rule works element by
 element in one launch; Adafactor, Muon and SOAP by their own (adafactor.cuh, muon.cuh, soap.cuh).
 
-Parameters are a full array, laid out by zero_parameter_rows; in stage 3 only the kept part of it
-(zero_kept_cut). Gradients hold what this rank updates of each group (zero.h), group after group:
-the first owned elements. With one rank and nothing frozen these are all. The slots lie as
-optimizer.h says. Updates cover the padding. Arrays start at multiples of 16 bytes.
+The map (map.h) says where a range of owned elements lies in each array. Updates cover the padding
+behind a range up to the next tile. Arrays start at multiples of 16 bytes.
 
-    params    (full)      T      set; also read, except with MASTER_FP32
-    grads     (updated)   T or fp32
-    slots                 updated
+    params    (MAP_KEPT)           T      set; also read, except with MASTER_FP32
+    grads     (map_update_space)   T or fp32
+    slots                          updated
 
 master_weights.cuh says how weights are read and rounded.
 
@@ -19,70 +17,28 @@ Matrices whose parts belong to several ranks are updated by their owners (owners
 #define LLMC_OPTIMIZER_CUH
 
 #include <assert.h>
-#include <limits.h>
 
 #include "llmc/optim/adafactor.cuh"
-#include "llmc/optim/adamw.cuh"
-#include "llmc/optim/adamw8bit.cuh"
-#include "llmc/model/freeze.h"
-#include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
-#include "llmc/optim/lion.cuh"
+#include "llmc/model/map.h"
+#include "llmc/model/model.h"
 #include "llmc/ops/matmul_plans.cuh"
 #include "llmc/optim/muon.cuh"
 #include "llmc/optim/optimizer.h"
 #include "llmc/optim/owners.cuh"
-#include "llmc/optim/sgd.cuh"
 #include "llmc/optim/soap.cuh"
+#include "llmc/optim/update_elements.cuh"
 #include "llmc/optim/master_weights.cuh"
 #include "llmc/parallel/zero.cuh"
 
-#define RULE_BIT_(rule) (1u << RULE_##rule)
-
-// ---- places ----
-
-// Elements of a piece, which a thread block updates, four elements a thread. All are of one tensor.
-// Parts of groups and their shards are whole pieces.
-enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
-
-// Pieces of a group that are updated here: part number `part` of equal ones, and of the kept
-// trained parameters number `in_kept`.
-typedef struct {
-    uint32_t count, part, in_kept;
-} UpdatePart_;
-
-// Layout in numbers of pieces.
-typedef struct {
-    UpdatePart_ once, block;            // of group 0, of each other group
-    uint32_t trained_once;              // those of group 0 that any rank updates
-    uint32_t count;                     // all that is updated here
-    uint32_t first;                     // blocks without gradients
-    uint32_t params_once, params_block; // kept parameters of group 0, of each other group
-    uint32_t repeats;                   // consecutive layers that share a block
-} UpdatePieces_;
-
-// A piece: the row of the parameters, and the random word (state_word) of its first element, in a
-// block that of block 0.
-typedef struct {
-    uint64_t word;
-    uint64_t row;
-} UpdatePieceRow_;
-
-// The update's data for a layout of parameters: the place and the tensor of each piece, and the
-// data of the rules' own kernels.
+// The update's data for a map: its ranges, and the data of the rules' own kernels.
 typedef struct {
     const OptimizerState* state;
-    ZeroPlan zero;
-    UpdatePieces_ pieces;
-    int shares_buffer;     // only one group is updated at a time
-    UpdatePieceRow_* rows; // on the GPU: pieces of group 0's trained part, then of any block's
-    uint32_t* frozen;      // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
-    Code8Table codes;      // adamw8bit
+    UpdateTiles tiles;
+    Code8Table codes; // adamw8bit
     // those that this rank alone updates, and those that it owns and that travel
     AdafactorPlan adafactor, traveling;
-    // Adafactor's tensors in group 0, and in each other group
-    AdafactorCount adafactor_once, adafactor_block;
-    // as OptimizerState.matrices; one matrix of those that travel
+    // as OptimizerState.matrices, without places; one matrix of those that travel
     MuonTensor muon[MATRICES_MOST];
     SoapTensor soap[MATRICES_MOST];
     int muon_tensors, soap_tensors;
@@ -91,164 +47,172 @@ typedef struct {
     Owners owners; // of matrices whose parts belong to several ranks
 } OptimizerPlan;
 
-static inline size_t update_rows_count_(const ZeroPlan* zero) {
-    return (zero->trained_once + zero->trained_block) / UPDATE_PIECE_;
-}
+// ---- whole matrices ----
 
-// Sets the pieces that begin with row i. A later row of the same group takes its part of them, so
-// padding belongs to the tensor before it.
-static inline void update_set_row_(UpdatePieceRow_* rows, const OptimizerState* s, const ZeroPlan* zero,
-                                   const TensorRow* gradient, int i) {
-    const int is_once = gradient->place == PLACE_ONCE;
-    const size_t begin = gradient->offset_bytes / UPDATE_PIECE_,
-                 room = tensor_room_in_group(gradient) / UPDATE_PIECE_ /
-                        (size_t)tensor_copies_in_group(gradient),
-                 end = is_once ? zero->trained_once / UPDATE_PIECE_ : update_rows_count_(zero);
-    assert(gradient->offset_bytes % UPDATE_PIECE_ == 0);
-    for (size_t p = 0; p < end - begin; p++) {
-        const size_t copy = is_once ? p / room : 0;
-        rows[begin + p].row = (uint64_t)i;
-        rows[begin + p].word = state_word(s, i, (int)copy) + (p - copy * room) * UPDATE_PIECE_;
-    }
-}
-
-static inline void update_set_rows_(UpdatePieceRow_* rows, const OptimizerState* s, const ZeroPlan* zero) {
-    TensorRow gradients[MODEL_PARAMETER_ROWS];
-    zero_gradient_rows(gradients, zero, s->cfg, 1);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (zero_has_row(zero, i) && !tensor_is_absent(&gradients[i])) {
-            update_set_row_(rows, s, zero, &gradients[i], i);
-        }
-    }
-}
-
-// Returns the part that is updated here of groups like g, with so many trained elements.
-static inline UpdatePart_ update_part_(const ZeroPlan* zero, int g, size_t trained) {
-    const ZeroCut own = zero_owned_cut(zero, g);
-    const UpdatePart_ part = {(uint32_t)(trained / ((size_t)own.parts * UPDATE_PIECE_)), (uint32_t)own.part,
-                              (uint32_t)zero_owned_in_kept(zero, g).part};
-    return part;
-}
-
-static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero, ModelConfig cfg) {
-    const size_t kept = (size_t)zero_kept_cut(zero).parts * UPDATE_PIECE_,
-                 count = zero_count(zero, ZERO_UPDATED) / UPDATE_PIECE_;
-    CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
-    const UpdatePieces_ pieces = {update_part_(zero, 0, zero->trained_once),
-                                  update_part_(zero, 1, zero->trained_block),
-                                  (uint32_t)(zero->trained_once / UPDATE_PIECE_),
-                                  (uint32_t)count,
-                                  (uint32_t)zero->first_block,
-                                  (uint32_t)(zero->once / kept),
-                                  (uint32_t)(zero->block / kept),
-                                  (uint32_t)model_copy_repeats(cfg)};
-    return pieces;
-}
-
-// Places of a row in group g, of which this rank updates all: in the kept parameters, and in owned
-// arrays such as the gradient.
+// First ... end - 1, of groups or of layers of a tensor.
 typedef struct {
-    size_t kept, owned;
-} UpdateTensorPlace_;
+    int first, end;
+} UpdateSpan_;
 
-static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, const ZeroPlan* zero, int i,
-                                                      int g) {
-    const ZeroPiece piece = zero_piece(zero, g, ZERO_TRAINED);
-    const UpdateTensorPlace_ place = {piece.kept + s->span[i].begin, piece.owned + s->span[i].begin};
+// Returns the range of copy k of a tensor, of which this rank updates all, from element `begin` on.
+static inline MapRange update_tensor_(const OptimizerState* s, int i, int k, size_t begin) {
+    const MapRange all = map_range(s->map, i, tensor_lowest_layer(&s->rows[i], k), MAP_OWNED);
+    return map_part_of_range(all, begin, all.count - begin);
+}
+
+// Returns the place of a matrix in a slot of matrices, 0 if it has none.
+static inline size_t update_matrix_begin_(const OptimizerState* s, int slot, OwnedMatrix x) {
+    return state_matrix_elements(s, slot, x.of) > 0 ? state_matrix_begin(s, slot, x) : 0;
+}
+
+// Returns where the matrices of layers begin, of which this one and the next do at `at` and `next`.
+static inline MuonPlace update_place_(int layer, size_t at, size_t next) {
+    const MuonPlace place = {at - (size_t)layer * (next - at), next - at};
     return place;
 }
 
-// Returns the place of some matrices of every layer in a slot: of layer 0 as if it existed.
-static inline MuonPlace update_matrix_place_(const OptimizerState* s, int slot, const Matrices* m) {
-    const OwnedMatrix x = {m, m->first_copy, 0}, next = {m, m->first_copy + 1, 0};
-    MuonPlace place = {0, 0};
-    if (state_matrix_elements(s, slot, m) > 0) {
-        place.first = state_matrix_begin(s, slot, x);
-        place.step = m->copies > 1 ? state_matrix_begin(s, slot, next) - place.first : 0;
-        place.first -= (size_t)m->first_copy * place.step;
+// Returns the place of some matrices of these layers in a slot.
+static inline MuonPlace update_matrix_place_(const OptimizerState* s, int slot, const Matrices* m,
+                                             UpdateSpan_ layers) {
+    const OwnedMatrix first = {m, layers.first, 0}, next = {m, int_min(layers.first + 1, layers.end - 1), 0};
+    return update_place_(layers.first, update_matrix_begin_(s, slot, first),
+                         update_matrix_begin_(s, slot, next));
+}
+
+// Returns the matrices of all layers without their places; or one matrix alone, if they travel.
+static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Matrices* m) {
+    const TensorRow* row = &s->rows[m->row];
+    MuonTensor t = owners_tensor(m->rows, m->cols);
+    if (!matrices_travel(m)) {
+        t.layers = row->layers;
+        t.parts = m->count;
+        t.group = row->place == PLACE_BLOCK;
+        t.stream = row->stream;
+        t.decay = row->decay;
+        t.by_layer = s->optimizer.by_block;
     }
-    return place;
+    return t;
 }
 
-// Returns a tensor of Adafactor that this rank alone updates.
-static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, const ZeroPlan* zero,
-                                                       OwnedMatrix x) {
-    const int i = x.of->row, g = state_matrix_group(s, x);
-    const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, g);
-    const MuonPlace rows = update_matrix_place_(s, STATE_ROWS, x.of),
-                    cols = update_matrix_place_(s, STATE_COLS, x.of),
-                    v = update_matrix_place_(s, STATE_V, x.of);
-    const size_t copy = (size_t)x.copy;
-    const AdafactorTensor tensor = {place.kept,
-                                    place.owned,
-                                    state_group_begin(s, STATE_M, g) + s->slots[STATE_M].begin[i],
-                                    place.owned,
-                                    rows.first + copy * rows.step,
-                                    cols.first + copy * cols.step,
-                                    v.first + copy * v.step,
-                                    s->rows[i].stream,
-                                    state_word(s, i, x.copy),
-                                    (int)x.of->rows,
-                                    (int)x.of->cols,
-                                    s->factors[i].rate,
-                                    s->factors[i].decay,
-                                    0};
-    return tensor;
+// Sets the places of these layers, all trained, in the arrays of an update. Their distances are
+// those of the first two.
+static inline void update_set_places_(MuonTensor* t, const OptimizerState* s, const Matrices* m,
+                                      UpdateSpan_ layers) {
+    const Map* map = s->map;
+    const OwnedMatrix x = {m, layers.first, 0};
+    const int i = m->row, k = layers.first;
+    const size_t begin = matrix_part(x, &s->rows[i], s->cfg).begin;
+    const MapSpace space = map_update_space(map);
+    const MapRange a = update_tensor_(s, i, k, begin),
+                   b = update_tensor_(s, i, int_min(k + 1, layers.end - 1), begin);
+    t->params = update_place_(k, map_range_at(map, &a, MAP_KEPT), map_range_at(map, &b, MAP_KEPT));
+    t->master = update_place_(k, map_range_at(map, &a, MAP_OWNED), map_range_at(map, &b, MAP_OWNED));
+    t->grads = update_place_(k, map_range_at(map, &a, space), map_range_at(map, &b, space));
+    t->words = update_place_(k, state_range_word(s, &a), state_range_word(s, &b));
+    if (state_slot_has(s, STATE_M, i)) {
+        t->b = update_place_(k, state_range_begin(s, STATE_M, &a), state_range_begin(s, STATE_M, &b));
+    }
+    t->row_squares = update_matrix_place_(s, STATE_ROWS, m, layers);
 }
 
-// True with --update-in-backward: below stage 2 blocks share a buffer of gradients for no other
-// reason.
-static inline int update_is_in_backward_(const ZeroPlan* zero) {
-    return zero->shares_buffer && zero->stage < 2;
+// Returns such matrices for SOAP, without places.
+static inline SoapTensor update_soap_tensor_(const OptimizerState* s, const Matrices* m) {
+    SoapTensor t = {};
+    t.matrices = update_muon_tensor_(s, m);
+    t.has_left = state_square(s, m->rows) > 0;
+    t.has_right = state_square(s, m->cols) > 0;
+    t.row = m->row;
+    return t;
 }
 
-// Allocates and sets all tensors of Adafactor that this rank alone updates, group after group;
-// returns their number. Groups that are updated in the backward pass are apart.
-static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const OptimizerState* s,
-                                            const ZeroPlan* zero) {
+static inline void update_set_soap_places_(SoapTensor* t, const OptimizerState* s, const Matrices* m,
+                                           UpdateSpan_ layers) {
+    update_set_places_(&t->matrices, s, m, layers);
+    t->moments[0] = update_matrix_place_(s, STATE_MATRIX_M, m, layers);
+    t->moments[1] = update_matrix_place_(s, STATE_MATRIX_V, m, layers);
+    t->left = update_matrix_place_(s, STATE_LEFT, m, layers);
+    t->right = update_matrix_place_(s, STATE_RIGHT, m, layers);
+}
+
+// Returns a tensor of Adafactor with the places of its own state.
+static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, OwnedMatrix x) {
+    AdafactorTensor t = {};
+    t.row_sums = update_matrix_begin_(s, STATE_ROWS, x);
+    t.col_sums = update_matrix_begin_(s, STATE_COLS, x);
+    t.v = update_matrix_begin_(s, STATE_V, x);
+    t.rows = (int)x.of->rows;
+    t.cols = (int)x.of->cols;
+    t.rate = s->factors[x.of->row].rate;
+    t.decay = s->factors[x.of->row].decay;
+    return t;
+}
+
+// Sets the places of its elements, all of which this rank updates.
+static inline void update_set_elements_(AdafactorTensor* t, const OptimizerState* s, OwnedMatrix x) {
+    const Map* map = s->map;
+    const int i = x.of->row;
+    const MapRange range = update_tensor_(s, i, x.copy, 0);
+    t->params = map_range_at(map, &range, MAP_KEPT);
+    t->master = map_range_at(map, &range, MAP_OWNED);
+    t->grads = map_range_at(map, &range, map_update_space(map));
+    t->m = state_slot_has(s, STATE_M, i) ? state_range_begin(s, STATE_M, &range) : 0;
+    t->stream = s->rows[i].stream;
+    t->first_word = state_range_word(s, &range);
+}
+
+// True with --update-in-backward: below stage 2 blocks take turns in the memory of gradients for no
+// other reason.
+static inline int update_is_in_backward_(const Map* map) {
+    return map->of.ring_gradients > 0 && map->of.stage < 2;
+}
+
+static inline AdafactorTensor* update_adafactor_room_(const OptimizerState* s) {
+    size_t most = 1;
+    for (int k = 0; k < s->num_matrices; k++) {
+        most += matrices_all(&s->matrices[k]);
+    }
+    return (AdafactorTensor*)check_alloc(most, sizeof(AdafactorTensor), "tensors of an update");
+}
+
+// Sets all tensors of Adafactor that this rank alone updates, group after group; returns their
+// number. Groups that are updated in the backward pass are apart.
+static inline int update_adafactor_tensors_(AdafactorTensor* tensors, const OptimizerState* s) {
     int count = 0;
-    *tensors = (AdafactorTensor*)check_alloc((size_t)zero_max_ranges(s->cfg), sizeof(AdafactorTensor),
-                                             "tensors of an update");
     for (int g = 0; g < model_groups(s->cfg); g++) {
         const int begin = count;
-        for (int k = 0; k < s->num_matrices && zero_has_gradient(zero, g); k++) {
+        for (int k = 0; k < s->num_matrices; k++) {
             const OwnedMatrix x = {&s->matrices[k], tensor_group_copy(g), 0};
-            if (!matrices_travel(x.of) && tensor_is_in_group(&s->rows[x.of->row], g)) {
-                (*tensors)[count] = update_adafactor_tensor_(s, zero, x);
-                (*tensors)[count].is_apart = update_is_in_backward_(zero) && count == begin;
+            const int has = !matrices_travel(x.of) && tensor_is_in_group(&s->rows[x.of->row], g) &&
+                            x.copy >= x.of->first_copy;
+            if (has) {
+                AdafactorTensor* t = &tensors[count];
+                *t = update_adafactor_tensor_(s, x);
+                t->is_apart = update_is_in_backward_(s->map) && count == begin;
                 count++;
+                if (s->map->shards) { // not in a dry run
+                    update_set_elements_(t, s, x);
+                }
             }
         }
     }
     return count;
 }
 
-// Allocates and sets the tensors of Adafactor that travel and that this rank owns; returns their
-// number. Each is alone in a gradient.
-static inline int update_traveling_tensors_(AdafactorTensor** tensors, const OptimizerState* s) {
-    size_t count = 0, most = 0;
-    for (int k = 0; k < s->num_matrices; k++) {
-        most += matrices_owned(&s->matrices[k], matrices_all(&s->matrices[k]));
-    }
-    *tensors = (AdafactorTensor*)check_alloc(most + 1, sizeof(AdafactorTensor), "tensors of an update");
+// Sets the tensors of Adafactor that travel and that this rank owns; returns their number. Each is
+// alone in a gradient.
+static inline int update_traveling_tensors_(AdafactorTensor* tensors, const OptimizerState* s) {
+    int count = 0;
     for (int k = 0; k < s->num_matrices; k++) {
         const Matrices* m = &s->matrices[k];
         for (int copy = m->first_copy; copy < m->first_copy + m->copies && matrices_travel(m); copy++) {
             const OwnedMatrix x = {m, copy, 0};
             if (matrix_is_owned(x)) {
-                const int is_vector = s->rule[m->row] == RULE_FULL;
-                AdafactorTensor* t = &(*tensors)[count++];
-                t->row_sums = is_vector ? 0 : state_matrix_begin(s, STATE_ROWS, x);
-                t->col_sums = is_vector ? 0 : state_matrix_begin(s, STATE_COLS, x);
-                t->v = is_vector ? state_matrix_begin(s, STATE_V, x) : 0;
-                t->rows = (int)m->rows, t->cols = (int)m->cols;
-                t->rate = s->factors[m->row].rate;
-                t->decay = s->factors[m->row].decay;
-                t->is_apart = 1;
+                tensors[count] = update_adafactor_tensor_(s, x);
+                tensors[count++].is_apart = 1;
             }
         }
     }
-    return (int)count;
+    return count;
 }
 
 // Returns how many elements Adafactor reads at a time, the same in all ranks.
@@ -260,144 +224,44 @@ static inline int update_adafactor_width_(const OptimizerState* s) {
     return cols % 4 == 0 ? 4 : 1;
 }
 
-// Returns the place of a row's first layer in a slot, as if it existed; each next layer is one
-// block further.
-static inline size_t update_slot_first_(const OptimizerState* s, int slot, int i) {
-    const StateSlot* of = &s->slots[slot];
-    return (s->rows[i].place == PLACE_BLOCK ? state_blocks_begin(of) : 0) + of->begin[i];
+static inline void update_open_adafactor_(OptimizerPlan* plan, Memory* memory) {
+    AdafactorTensor* tensors = update_adafactor_room_(plan->state);
+    adafactor_open(&plan->adafactor, memory, tensors, update_adafactor_tensors_(tensors, plan->state));
+    adafactor_open(&plan->traveling, memory, tensors, update_traveling_tensors_(tensors, plan->state));
+    free(tensors);
+    plan->adafactor.width = plan->traveling.width = update_adafactor_width_(plan->state);
 }
 
-// Returns the matrices of all layers with the places of Muon's state; or one matrix alone, if they
-// travel.
-static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero,
-                                             const Matrices* m) {
-    const int i = m->row, is_block = s->rows[i].place == PLACE_BLOCK,
-              frozen = is_block ? zero->first_block : 0; // layers
-    const OwnedMatrix first = {m, m->first_copy, 0};
-    if (matrices_travel(m)) {
-        return owners_tensor(m->rows, m->cols);
-    }
-    const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
-    const size_t copy = s->rows[i].layer_bytes, // outside of blocks
-        kept = is_block ? zero->block / (size_t)zero_kept_cut(zero).parts : copy,
-                 owned = is_block ? zero->trained_block / (size_t)zero_owned_cut(zero, 1).parts : copy,
-                 at = matrix_part(first, &s->rows[i], s->cfg).begin;
-    // of layer 0 as if it existed
-    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned + at, owned};
-    const MuonTensor tensor = {
-        {place.kept - (size_t)frozen * kept + at, kept},
-        of_owned,
-        of_owned,
-        {update_slot_first_(s, STATE_M, i) + at, is_block ? s->slots[STATE_M].block : copy},
-        update_matrix_place_(s, STATE_ROWS, m),
-        s->rows[i].layers,
-        m->count,
-        (int)m->rows,
-        (int)m->cols,
-        is_block,
-        {state_word(s, i, 0) + at, (size_t)s->rows[i].repeats << STATE_WORD_LAYER},
-        s->rows[i].stream,
-        s->rows[i].decay,
-        s->optimizer.by_block};
-    return tensor;
-}
-
-// Returns such matrices with the places of SOAP's state.
-static inline SoapTensor update_soap_tensor_(const OptimizerState* s, const ZeroPlan* zero,
-                                             const Matrices* m) {
-    const MuonPlace none = {0, 0};
-    const int travels = matrices_travel(m);
-    SoapTensor t = {update_muon_tensor_(s, zero, m), {none, none}, none, none, state_square(s, m->rows) > 0,
-                    state_square(s, m->cols) > 0,    m->row};
-    if (!travels) {
-        t.moments[0] = update_matrix_place_(s, STATE_MATRIX_M, m);
-        t.moments[1] = update_matrix_place_(s, STATE_MATRIX_V, m);
-        t.left = update_matrix_place_(s, STATE_LEFT, m);
-        t.right = update_matrix_place_(s, STATE_RIGHT, m);
-    }
-    return t;
-}
-
-template <class T>
-static inline void update_open_rules_(OptimizerPlan* plan, Memory* memory, const ZeroPlan* zero) {
-    const OptimizerName name = plan->state->optimizer.name;
-    AdafactorTensor* tensors;
+template <class T> static inline void update_open_rules_(OptimizerPlan* plan, Memory* memory) {
+    const OptimizerState* s = plan->state;
+    const OptimizerName name = s->optimizer.name;
     if (name == OPTIMIZER_ADAMW8BIT) {
         code8_table_open(&plan->codes, memory);
     } else if (name == OPTIMIZER_MUON) {
-        for (int k = 0; k < plan->state->num_matrices; k++) {
-            plan->muon[k] = update_muon_tensor_(plan->state, zero, &plan->state->matrices[k]);
+        for (int k = 0; k < s->num_matrices; k++) {
+            plan->muon[k] = update_muon_tensor_(s, &s->matrices[k]);
         }
-        plan->muon_tensors = plan->state->num_matrices;
+        plan->muon_tensors = s->num_matrices;
         muon_open<T>(&plan->muon_memory, memory, plan->muon, plan->muon_tensors);
     } else if (name == OPTIMIZER_SOAP) {
-        for (int k = 0; k < plan->state->num_matrices; k++) {
-            plan->soap[k] = update_soap_tensor_(plan->state, zero, &plan->state->matrices[k]);
+        for (int k = 0; k < s->num_matrices; k++) {
+            plan->soap[k] = update_soap_tensor_(s, &s->matrices[k]);
         }
-        plan->soap_tensors = plan->state->num_matrices;
+        plan->soap_tensors = s->num_matrices;
         soap_open(&plan->soap_memory, memory, plan->soap, plan->soap_tensors);
     } else if (name == OPTIMIZER_ADAFACTOR) {
-        const int count = update_adafactor_tensors_(&tensors, plan->state, zero),
-                  blocks = zero->groups - 1 - zero->first_block;
-        int once = 0; // how many are in group 0
-        for (int k = 0; k < plan->state->num_matrices; k++) {
-            const Matrices* m = &plan->state->matrices[k];
-            once += !matrices_travel(m) && plan->state->rows[m->row].place == PLACE_ONCE;
-        }
-        plan->adafactor_once = adafactor_count(tensors, once);
-        plan->adafactor_block = adafactor_count(tensors + once, blocks > 0 ? (count - once) / blocks : 0);
-        adafactor_open(&plan->adafactor, memory, tensors, count);
-        free(tensors);
-        const int traveling = update_traveling_tensors_(&tensors, plan->state);
-        adafactor_open(&plan->traveling, memory, tensors, traveling);
-        free(tensors);
-        plan->adafactor.width = plan->traveling.width = update_adafactor_width_(plan->state);
+        update_open_adafactor_(plan, memory);
     }
 }
 
-static inline void update_open_rows_(OptimizerPlan* plan, Memory* memory) {
-    const size_t bytes = update_rows_count_(&plan->zero) * sizeof(UpdatePieceRow_);
-    plan->rows = (UpdatePieceRow_*)memory_take(memory, "scratch: tensors of an update", MEMORY_DEVICE, bytes);
-    if (!memory_is_dry(memory)) {
-        UpdatePieceRow_* rows = (UpdatePieceRow_*)check_alloc(bytes, 1, "tensors of an update");
-        update_set_rows_(rows, plan->state, &plan->zero);
-        gpu_upload(plan->rows, rows, bytes);
-        free(rows);
-    }
-}
-
-// Opens the plan for parameters of T. `state` has the same shards, and stays with the caller.
+// Opens the plan for parameters of T. `state` has a map, and stays with the caller.
 template <class T>
-static inline void optimizer_open(OptimizerPlan* plan, Memory* memory, const ZeroPlan* zero,
-                                  const OptimizerState* state) {
+static inline void optimizer_open(OptimizerPlan* plan, Memory* memory, const OptimizerState* state) {
     memset((void*)plan, 0, sizeof(*plan));
     plan->state = state;
-    plan->zero = *zero;
-    plan->pieces = update_pieces_(zero, state->cfg);
-    plan->shares_buffer = update_is_in_backward_(zero);
-    update_open_rows_(plan, memory);
-    update_open_rules_<T>(plan, memory, zero);
-    owners_open(&plan->owners, memory, MEMORY_HOST, state, zero, NULL);
-}
-
-// Makes updates leave frozen parameters unchanged. Call it after optimizer_open.
-static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const Freeze* freeze) {
-    const ModelConfig cfg = plan->state->cfg;
-    const size_t bytes = (size_t)model_groups(cfg) * sizeof(uint32_t);
-    plan->owners.freeze = freeze;
-    plan->frozen = (uint32_t*)memory_take(memory, "scratch: frozen parameters", MEMORY_DEVICE, bytes);
-    if (memory_is_dry(memory)) {
-        return;
-    }
-    uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < cfg.L; l++) {
-            const int g = plan->state->rows[i].place == PLACE_BLOCK ? model_group(cfg, l) : 0;
-            frozen[g] |= (uint32_t)freeze_has(freeze, i, l) << i;
-        }
-    }
-    gpu_upload(plan->frozen, frozen, bytes);
-    free(frozen);
+    update_open_tiles(&plan->tiles, memory, state);
+    update_open_rules_<T>(plan, memory);
+    owners_open(&plan->owners, memory, MEMORY_HOST, state);
 }
 
 // Chooses the algorithms of an update's matmuls, before the first update. All ranks choose
@@ -409,237 +273,6 @@ template <class T> static inline void optimizer_choose_matmuls(OptimizerPlan* pl
     for (int i = 0; i < plan->soap_tensors; i++) {
         soap_choose_matmuls(&plan->soap_memory, &plan->soap[i], matmul);
     }
-}
-
-// The place of a piece of the owned arrays.
-typedef struct {
-    uint32_t full; // number of the piece in the parameters
-    uint32_t group;
-    uint32_t own;   // pieces of this rank before it in its group
-    uint32_t rows;  // pieces before it in OptimizerPlan.rows
-    uint64_t words; // random words: distance from block 0 to this one
-} UpdatePlace_;
-
-__device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
-    // among those with gradients
-    const int is_once = piece < p.once.count;
-    const UpdatePart_ part = is_once ? p.once : p.block;
-    const uint32_t block = is_once ? 0 : (piece - p.once.count) / p.block.count;
-    const uint32_t group = is_once ? 0 : 1 + p.first + block;
-    const uint32_t own = is_once ? piece : piece - p.once.count - block * p.block.count;
-    const uint32_t kept = is_once ? 0 : p.params_once + (group - 1) * p.params_block;
-    const uint64_t words = is_once ? 0 : (uint64_t)((group - 1) * p.repeats) << STATE_WORD_LAYER;
-    const UpdatePlace_ place = {kept + part.in_kept * part.count + own, group, own,
-                                (is_once ? 0 : p.trained_once) + part.part * part.count + own, words};
-    return place;
-}
-
-// Locates a row's elements in a slot. `first` is the position of the first element of this rank's
-// part of group 0 or 1, as if it belonged to the row; `step` is the distance to the next group.
-// `first` may be below 0: it then wraps around, and its sum with an element is right again.
-typedef struct {
-    size_t first, step;
-} UpdateShift_;
-
-// Return the slots of a rule's moments. ADAMW8's scales lie as its codes do, divided by the size of
-// a block.
-static inline int update_slot_of_m_(UpdateRule rule) { return rule == RULE_ADAMW8 ? STATE_M8 : STATE_M; }
-static inline int update_slot_of_v_(UpdateRule rule) { return rule == RULE_ADAMW8 ? STATE_V8 : STATE_V; }
-
-static inline UpdateShift_ update_shift_(const OptimizerState* s, int row, int slot) {
-    const UpdateShift_ shift = {update_slot_first_(s, slot, row) - s->span[row].begin, s->slots[slot].block};
-    return shift;
-}
-
-// ---- the kernel ----
-
-// Arrays of an update, or four elements of them.
-template <class T, class G> struct UpdateArrays_ {
-    Weights<T> weights;
-    const G* grads;
-    float *m, *v;        // NULL if no rule has them
-    AdamW8bitState in_8; // pointers are NULL if no rule has them
-};
-
-// Numbers of an update, and those of each row.
-typedef struct {
-    UpdateScalars scalars;
-    UpdateRates rates[MODEL_PARAMETER_ROWS];
-} UpdateNumbers_;
-
-// Rules of rows, and the places of their moments.
-typedef struct {
-    uint8_t rule[MODEL_PARAMETER_ROWS];
-    UpdateShift_ m[MODEL_PARAMETER_ROWS], v[MODEL_PARAMETER_ROWS];
-    uint64_t streams[MODEL_PARAMETER_ROWS]; // of random words
-} UpdateSlots_;
-
-static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
-    UpdateNumbers_ n;
-    n.scalars.beta1 = update.beta1, n.scalars.beta2 = update.beta2;
-    n.scalars.grad_scale = update.grad_scale, n.scalars.momentum = update.momentum;
-    n.scalars.decay = update.decay;
-    n.scalars.v_correction = (float)(1 / (1 - pow(update.beta2, (double)update.t)));
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const Update of_row = update_of_row(update, state, i);
-        const int is_adamw = state->rule[i] == RULE_ADAMW || state->rule[i] == RULE_ADAMW8;
-        const double corrected = is_adamw ? 1 - pow(update.beta1, (double)update.t) : 1;
-        n.rates[i].keep = (float)(1 - (double)of_row.lr * of_row.weight_decay);
-        n.rates[i].step = (float)(of_row.lr / corrected);
-        n.rates[i].eps = of_row.eps;
-    }
-    return n;
-}
-
-static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
-    UpdateSlots_ slots;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        slots.rule[i] = (uint8_t)state->rule[i];
-        slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
-        slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
-        slots.streams[i] = state->rows[i].stream;
-    }
-    return slots;
-}
-
-// Returns the weights and gradients of a thread's four elements. The compiler knows the kind of
-// master weights, so the others take no registers.
-template <class T, class G, MasterWeights MASTER>
-__device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>& a, const UpdatePlace_& place,
-                                                      size_t owned) {
-    const size_t full = (size_t)place.full * UPDATE_PIECE_ + 4 * threadIdx.x;
-    UpdateArrays_<T, G> four = a;
-    four.weights.kind = MASTER;
-    four.weights.params += full;
-    four.weights.master = (char*)a.weights.master + owned * master_bytes(MASTER);
-    four.grads += owned;
-    return four;
-}
-
-// Returns the words for the stochastic rounding of four elements of a piece, in a block `words`
-// after those of block 0.
-__device__ inline RoundingWords update_words_(const UpdatePieceRow_& piece, uint64_t words,
-                                              const UpdateSlots_& slots, uint64_t seed, int64_t t) {
-    return rounding_words(seed, slots.streams[piece.row], t, piece.word + words + 4 * threadIdx.x);
-}
-
-// Updates four parameters x whose moments are in 8 bits.
-template <class G>
-__device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 4>& g,
-                                       const AdamW8bitState& state, size_t at, const Code8Pair* codes,
-                                       UpdateRates rates, const UpdateScalars& s) {
-    AdamW8bitFour four = adamw8bit_load(state, at, codes);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        (*x)[k] = adamw_element_gpu((*x)[k], to_float(g[k]), &four.m[k], &four.v[k], rates, s);
-    }
-    adamw8bit_store(state, at, four);
-}
-
-// A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte
-// to 16-bit data, coalesced. Everything is loaded before anything is computed. Rows whose rule is
-// not one of RULES are skipped: other kernels update them, or they are frozen.
-// grid   pieces, from piece `first` on      block   256      shared   2 KiB with moments in 8 bits
-// moves  optimizer_bytes, less the rows that it skips. Bound by memory: Philox takes some 30
-//        instructions an element, the rest some 50, together less than half of what an H100 can
-//        issue in the time. In 8 bits encoding takes some 40 more, an element and moment.
-// order  every element, or block of 64 in 8 bits, on its own
-template <class T, class G, unsigned RULES, MasterWeights MASTER>
-__global__ void __launch_bounds__(UPDATE_THREADS_)
-    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const UpdatePieceRow_* rows,
-                   const uint32_t* frozen, const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
-                   const __grid_constant__ UpdateNumbers_ numbers, const __grid_constant__ UpdateSlots_ slots,
-                   const Code8Pair* table, uint64_t seed, int64_t t) {
-    constexpr bool IN_8 = (RULES & RULE_BIT_(ADAMW8)) != 0;
-    SMEM_ARRAY(Code8Pair, codes, [IN_8 ? 256 : 1]);
-    const uint32_t piece = first + blockIdx.x;
-    const UpdatePlace_ place = update_place_(pieces, piece);
-    const size_t in_piece = 4 * threadIdx.x, owned = (size_t)piece * UPDATE_PIECE_ + in_piece,
-                 own = (size_t)place.own * UPDATE_PIECE_ + in_piece;
-    const UpdatePieceRow_ of = rows[place.rows];
-    const int row = (int)of.row, rule = slots.rule[row];
-    const size_t groups = place.group > 0 ? place.group - 1 : 0;
-    if (IN_8) {
-        code8_table_load(codes, table);
-    }
-    if (!(RULES >> rule & 1) || (frozen && frozen[place.group] >> row & 1)) {
-        return; // the whole block
-    }
-    const UpdateRates rates = numbers.rates[row];
-    const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
-    const size_t m = slots.m[row].first + groups * slots.m[row].step + own,
-                 v = slots.v[row].first + groups * slots.v[row].step + own;
-    const Elements<G, 4> g = elements_load<4>(four.grads);
-    Elements<float, 4> x = weights_load<4>(four.weights, 0);
-    if ((RULES & RULE_BIT_(ADAMW)) && rule == RULE_ADAMW) {
-        adamw_four(&x, g, a.m + m, a.v + v, rates, numbers.scalars);
-    } else if (IN_8) {
-        adamw8bit_four_(&x, g, a.in_8, m, codes, rates, numbers.scalars);
-    } else if (RULES & RULE_BIT_(LION)) {
-        lion_four(&x, g, a.m + m, rates, numbers.scalars);
-    } else if (RULES & RULE_BIT_(SGD)) {
-        sgd_four(&x, g, a.m ? a.m + m : NULL, rates, numbers.scalars);
-    }
-    weights_store(four.weights, 0, x, update_words_(of, place.words, slots, seed, t));
-}
-
-// ---- the average of the weights ----
-
-// Rows that have an average, and its places.
-typedef struct {
-    uint8_t has[MODEL_PARAMETER_ROWS];
-    UpdateShift_ at[MODEL_PARAMETER_ROWS];
-} UpdateAverage_;
-
-static inline UpdateAverage_ update_average_(const OptimizerState* s) {
-    UpdateAverage_ average = {};
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        average.has[i] = (uint8_t)state_slot_has(s, STATE_AVERAGE, i);
-        if (average.has[i]) {
-            average.at[i] = update_shift_(s, i, STATE_AVERAGE);
-        }
-    }
-    return average;
-}
-
-// Arrays of an average, of which only a part may exist.
-template <class T> struct AverageArrays_ {
-    Weights<T> weights;
-    float* average;
-};
-
-// A thread adds four weights to their average, or sets the parameters to it (SHOWS). Pieces and
-// rows are those of update_kernel_.
-// grid   pieces, from piece `first` on      block   256      shared   none
-// moves  the weights in and the average in and out; SHOWS: the average in, T out. Bound by memory.
-// order  every element on its own
-template <class T, int SHOWS>
-__global__ void __launch_bounds__(UPDATE_THREADS_)
-    average_kernel_(const __grid_constant__ AverageArrays_<T> a, const UpdatePieceRow_* rows,
-                    const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
-                    const __grid_constant__ UpdateAverage_ places, float rate) {
-    const uint32_t piece = first + blockIdx.x;
-    const UpdatePlace_ place = update_place_(pieces, piece);
-    const size_t in_piece = 4 * threadIdx.x, own = (size_t)place.own * UPDATE_PIECE_ + in_piece,
-                 groups = place.group > 0 ? place.group - 1 : 0;
-    const int row = (int)rows[place.rows].row;
-    if (!places.has[row]) {
-        return; // the whole block
-    }
-    const Weights<T> four = weights_from(a.weights, (size_t)place.full * UPDATE_PIECE_ + in_piece,
-                                         (size_t)piece * UPDATE_PIECE_ + in_piece);
-    float* at = a.average + (places.at[row].first + groups * places.at[row].step + own);
-    Elements<float, 4> average = elements_load<4>(at);
-    if (SHOWS) {
-        weights_store_params(four, average);
-        return;
-    }
-    const Elements<float, 4> x = weights_load<4>(four, 0);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        average_add_element(&average[k], x[k], rate);
-    }
-    elements_store(at, average);
 }
 
 // ---- the update ----
@@ -687,38 +320,15 @@ template <class T> static inline Weights<T> update_weights_(const OptimizerUpdat
     return weights;
 }
 
-template <class T, class G> static inline UpdateArrays_<T, G> update_arrays_(const OptimizerUpdate<T>& u) {
-    const UpdateArrays_<T, G> arrays = {update_weights_(u),
-                                        (const G*)u.grads.data,
-                                        (float*)u.slots[STATE_M],
-                                        (float*)u.slots[STATE_V],
-                                        {(uint8_t*)u.slots[STATE_M8], (uint8_t*)u.slots[STATE_V8],
-                                         (float*)u.slots[STATE_M_SCALE], (float*)u.slots[STATE_V_SCALE]}};
-    return arrays;
-}
-
-template <class T, class G, unsigned RULES, MasterWeights MASTER>
-static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
-                                  const Gpu* gpu) {
-    launch(update_kernel_<T, G, RULES, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
-           u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
-           update_slots_(u.plan->state), u.plan->codes.values, u.seed, u.update.t);
-}
-
 // ---- rules that need whole tensors
 
-// Groups first ... end-1.
-typedef struct {
-    int first, end;
-} UpdateGroups_;
-
-// Returns the groups within owned elements `first` ... first + count - 1. Frozen blocks may be
-// among them.
-static inline UpdateGroups_ update_groups_(const OptimizerPlan* plan, size_t first, size_t count) {
-    UpdateGroups_ groups = {0, 0};
-    for (int g = 0; g < plan->zero.groups; g++) {
-        const ZeroPiece piece = zero_piece(&plan->zero, g, ZERO_TRAINED);
-        if (piece.count > 0 && first <= piece.owned && piece.owned + piece.count <= first + count) {
+// Returns the groups with gradients within owned elements `first` ... first + count - 1. Frozen
+// blocks may be among them.
+static inline UpdateSpan_ update_groups_(const Map* map, size_t first, size_t count) {
+    UpdateSpan_ groups = {0, 0};
+    for (int g = 0; g < model_groups(map->cfg); g++) {
+        const MapSpan own = update_owned(map, g);
+        if (own.count > 0 && first <= own.begin && own.begin + own.count <= first + count) {
             groups.first = groups.end == 0 ? g : groups.first;
             groups.end = g + 1;
         }
@@ -741,20 +351,22 @@ template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUp
 }
 
 // Returns the trained layers of some matrices in some groups: first < end if it has any.
-static inline UpdateGroups_ update_layers_(const OptimizerPlan* plan, const MuonTensor* t,
-                                           UpdateGroups_ groups) {
-    const UpdateGroups_ layers = {int_max(groups.first - 1, plan->zero.first_block),
-                                  int_min(groups.end - 1, t->layers)},
-                        once = {0, groups.first == 0 && groups.end > 0 ? t->layers : 0};
-    return t->group > 0 ? layers : once;
+static inline UpdateSpan_ update_layers_(const OptimizerState* s, const Matrices* m, UpdateSpan_ groups) {
+    const int end = m->first_copy + m->copies;
+    const UpdateSpan_ layers = {int_max(groups.first - 1, m->first_copy), int_min(groups.end - 1, end)},
+                      once = {0, groups.first == 0 && groups.end > 0 ? end : 0}, none = {0, 0};
+    return matrices_travel(m) ? none : s->rows[m->row].place == PLACE_BLOCK ? layers : once;
 }
 
 template <class T>
-static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateSpan_ groups, const Gpu* gpu) {
+    const OptimizerState* s = u.plan->state;
     for (int i = 0; i < u.plan->muon_tensors; i++) {
-        const UpdateGroups_ layers = update_layers_(u.plan, &u.plan->muon[i], groups);
-        if (layers.first < layers.end && !matrices_travel(&u.plan->state->matrices[i])) {
-            muon_update(&u.plan->muon[i], update_muon_of_(u), layers.first, layers.end, gpu);
+        const UpdateSpan_ layers = update_layers_(s, &s->matrices[i], groups);
+        MuonTensor t = u.plan->muon[i];
+        if (layers.first < layers.end) {
+            update_set_places_(&t, s, &s->matrices[i], layers);
+            muon_update(&t, update_muon_of_(u), layers.first, layers.end, gpu);
         }
     }
 }
@@ -775,32 +387,45 @@ template <class T> static inline SoapUpdate<T> update_soap_of_(const OptimizerUp
 }
 
 template <class T>
-static inline void update_soap_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+static inline void update_soap_rows_(const OptimizerUpdate<T>& u, UpdateSpan_ groups, const Gpu* gpu) {
+    const OptimizerState* s = u.plan->state;
     for (int i = 0; i < u.plan->soap_tensors; i++) {
-        const SoapTensor* t = &u.plan->soap[i];
-        const UpdateGroups_ layers = update_layers_(u.plan, &t->matrices, groups);
-        if (!matrices_travel(&u.plan->state->matrices[i])) {
-            soap_update(t, update_soap_of_(u, t->row), layers.first, layers.end, gpu);
+        const UpdateSpan_ layers = update_layers_(s, &s->matrices[i], groups);
+        SoapTensor t = u.plan->soap[i];
+        if (layers.first < layers.end) {
+            update_set_soap_places_(&t, s, &s->matrices[i], layers);
+            soap_update(&t, update_soap_of_(u, t.row), layers.first, layers.end, gpu);
         }
     }
 }
 
-// Counts the tensors of Adafactor before group g.
-static inline AdafactorCount update_adafactor_before_(const OptimizerPlan* plan, int g) {
-    const AdafactorCount once = plan->adafactor_once, block = plan->adafactor_block, none = {0, 0, 0};
-    const int blocks = int_max(g - 1 - plan->zero.first_block, 0);
-    const AdafactorCount before = {once.matrices + blocks * block.matrices,
-                                   once.vectors + blocks * block.vectors, once.tiles + blocks * block.tiles};
-    return g == 0 ? none : before;
+// Adds equal tensors of Adafactor.
+static inline void update_count_adafactor_(AdafactorCount* sum, const Matrices* m, int count) {
+    const int is_matrix = m->rows > 1;
+    sum->vectors += is_matrix ? 0 : count;
+    sum->matrices += is_matrix ? count : 0;
+    sum->tiles += is_matrix ? count * ceil_div((int)m->rows, (int)ADAFACTOR_BAND) : 0;
+}
+
+// Counts the tensors of Adafactor before group g, among those that this rank alone updates.
+static inline AdafactorCount update_adafactor_before_(const OptimizerState* s, int g) {
+    AdafactorCount before = {0, 0, 0};
+    for (int k = 0; k < s->num_matrices; k++) {
+        const Matrices* m = &s->matrices[k];
+        const UpdateSpan_ groups = {0, g}, layers = update_layers_(s, m, groups);
+        update_count_adafactor_(&before, m, int_max(layers.end - layers.first, 0));
+    }
+    return before;
 }
 
 template <class T>
-static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
-    const AdafactorCount begin = update_adafactor_before_(u.plan, groups.first),
-                         end = update_adafactor_before_(u.plan, groups.end);
+static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateSpan_ groups, const Gpu* gpu) {
+    const OptimizerState* s = u.plan->state;
+    const AdafactorCount begin = update_adafactor_before_(s, groups.first),
+                         end = update_adafactor_before_(s, groups.end);
     const AdafactorCount these = {end.matrices - begin.matrices, end.vectors - begin.vectors,
                                   end.tiles - begin.tiles};
-    assert(!u.plan->shares_buffer || groups.end - groups.first == 1);
+    assert(!update_is_in_backward_(s->map) || groups.end - groups.first == 1);
     adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.grads, (float*)u.slots[STATE_ROWS],
                                         (float*)u.slots[STATE_COLS], (float*)u.slots[STATE_V],
                                         (float*)u.slots[STATE_M], &u.plan->adafactor,
@@ -809,7 +434,7 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGro
 }
 
 template <class T>
-static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateSpan_ groups, const Gpu* gpu) {
     if (u.plan->state->optimizer.name == OPTIMIZER_MUON) {
         update_muon_rows_(u, groups, gpu);
     } else if (u.plan->state->optimizer.name == OPTIMIZER_SOAP) {
@@ -821,29 +446,17 @@ static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups
 
 // ---- matrices whose parts belong to several ranks (owners.h)
 
-// This rank's part of a matrix: its places in the kept parameters, and in the memory of shares.
-typedef struct {
-    ZeroRange range;
-    size_t kept;
-    float* data;
-} UpdateShare_;
-
-static inline UpdateShare_ update_share_(const Owners* o, const OwnersItem* item) {
-    const ZeroRange range = owners_range(o, item);
-    const UpdateShare_ share = {range, zero_piece(&o->plan, item->group, ZERO_TRAINED).kept + range.in_piece,
-                                o->shares + item->share_at};
-    return share;
-}
-
-// Returns the part as a tensor of Muon, with its places in all arrays.
-static inline MuonTensor update_share_tensor_(const OptimizerState* s, const UpdateShare_* share) {
-    const ZeroRange* range = &share->range;
+// Returns this rank's part of a matrix as a tensor of Muon, with its places in all arrays.
+static inline MuonTensor update_share_(const OptimizerState* s, const MapRange* range) {
+    const Map* map = s->map;
+    const int i = range->shard->tensor;
     MuonTensor t = owners_tensor(1, range->count);
-    t.params.first = share->kept;
-    t.master.first = t.grads.first = range->owned;
-    t.b.first = state_slot_has(s, STATE_M, range->row) ? state_begin(s, STATE_M, range) : 0;
-    t.words.first = state_word(s, range->row, range->copy) + range->before;
-    t.stream = s->rows[range->row].stream;
+    t.params.first = map_range_at(map, range, MAP_KEPT);
+    t.master.first = map_range_at(map, range, MAP_OWNED);
+    t.grads.first = map_range_at(map, range, map_update_space(map));
+    t.b.first = state_slot_has(s, STATE_M, i) ? state_range_begin(s, STATE_M, range) : 0;
+    t.words.first = state_range_word(s, range);
+    t.stream = s->rows[i].stream;
     return t;
 }
 
@@ -863,27 +476,23 @@ static inline MuonUpdate<T> update_muon_one_(const OptimizerUpdate<T>& u, float*
     return muon;
 }
 
-template <class T, class G>
-static inline void update_operand_copy_(const OptimizerUpdate<T>& u, const UpdateShare_& share,
-                                        const Gpu* gpu) {
-    const Owners* o = &u.plan->owners;
-    owners_operand(share.data, o->has_weights ? share.data + o->shares_room : NULL,
-                   (const G*)u.grads.data + share.range.owned,
-                   weights_from(update_weights_(u), share.kept, share.range.owned), share.range.count, gpu);
-}
-
 template <class T>
 static inline void update_operand_(const OptimizerUpdate<T>& u, const OwnersItem* item, const Gpu* gpu) {
-    const UpdateShare_ share = update_share_(&u.plan->owners, item);
-    if (share.range.count == 0) {
+    const Owners* o = &u.plan->owners;
+    float* to = o->shares + item->share_at;
+    if (item->share.count == 0) {
         return;
     }
+    const MuonTensor t = update_share_(u.plan->state, &item->share);
     if (u.plan->state->rule[item->x.of->row] == RULE_MUON) {
-        const MuonTensor t = update_share_tensor_(u.plan->state, &share);
-        muon_operand(&t, update_muon_one_(u, share.data, NULL), 0, gpu);
-    } else {
-        GRADIENT_DISPATCH(u.grads, T, (update_operand_copy_<T, G>(u, share, gpu)));
+        muon_operand(&t, update_muon_one_(u, to, NULL), 0, gpu);
+        return;
     }
+    const Weights<T> weights = weights_from(update_weights_(u), t.params.first, t.master.first);
+    GRADIENT_DISPATCH(u.grads, T,
+                      owners_operand(to, o->has_weights ? to + o->shares_room : NULL,
+                                     (const G*)u.grads.data + t.grads.first, weights, item->share.count,
+                                     gpu));
 }
 
 // Returns Adafactor's tensors before a matrix that this rank owns, among those that travel.
@@ -891,10 +500,7 @@ static inline AdafactorCount update_traveling_before_(const OptimizerState* s, O
     AdafactorCount before = {0, 0, 0};
     for (const Matrices* m = s->matrices; m <= x.of; m++) {
         const size_t copies = m == x.of ? (size_t)(x.copy - m->first_copy) : (size_t)m->copies;
-        const int owned = matrices_travel(m) ? (int)matrices_owned(m, copies) : 0;
-        before.vectors += m->rows > 1 ? 0 : owned;
-        before.matrices += m->rows > 1 ? owned : 0;
-        before.tiles += m->rows > 1 ? owned * ceil_div((int)m->rows, (int)ADAFACTOR_BAND) : 0;
+        update_count_adafactor_(&before, m, matrices_travel(m) ? (int)matrices_owned(m, copies) : 0);
     }
     return before;
 }
@@ -902,9 +508,8 @@ static inline AdafactorCount update_traveling_before_(const OptimizerState* s, O
 template <class T>
 static inline void update_turn_adafactor_(const OptimizerUpdate<T>& u, OwnedMatrix x, float* matrix,
                                           float* rate, const float* weights, const Gpu* gpu) {
-    const int is_matrix = x.of->rows > 1;
-    const AdafactorCount one = {is_matrix, !is_matrix,
-                                is_matrix ? ceil_div((int)x.of->rows, (int)ADAFACTOR_BAND) : 0};
+    AdafactorCount one = {0, 0, 0};
+    update_count_adafactor_(&one, x.of, 1);
     adafactor_update(AdafactorUpdate<T>{update_weights_(u), Gradient{matrix, DTYPE_FP32},
                                         (float*)u.slots[STATE_ROWS], (float*)u.slots[STATE_COLS],
                                         (float*)u.slots[STATE_V], NULL, &u.plan->traveling,
@@ -942,36 +547,36 @@ static inline void update_turn_(const OptimizerUpdate<T>& u, const OwnersItem* i
 }
 
 template <class T>
-static inline void update_move_adafactor_(const OptimizerUpdate<T>& u, const UpdateShare_& share,
-                                          const Gpu* gpu) {
+static inline void update_move_adafactor_(const OptimizerUpdate<T>& u, const OwnersItem* item,
+                                          const MuonTensor& part, const Gpu* gpu) {
     const OptimizerState* s = u.plan->state;
-    const ZeroRange* range = &share.range;
-    const MuonTensor part = update_share_tensor_(s, &share);
-    float* m = state_slot_has(s, STATE_M, range->row) ? (float*)u.slots[STATE_M] + part.b.first : NULL;
+    const int row = item->x.of->row;
+    const size_t count = item->share.count;
+    const float* direction = u.plan->owners.shares + item->share_at;
+    float* m = state_slot_has(s, STATE_M, row) ? (float*)u.slots[STATE_M] + part.b.first : NULL;
     AdafactorTensor t = {};
     t.stream = part.stream;
     t.first_word = part.words.first;
-    t.rate = s->factors[range->row].rate;
-    t.decay = s->factors[range->row].decay;
-    adafactor_move(weights_from(update_weights_(u), share.kept, range->owned), m, share.data,
-                   share.data + range->count, range->count, t, update_adafactor(u.update), u.seed, gpu);
+    t.rate = s->factors[row].rate;
+    t.decay = s->factors[row].decay;
+    adafactor_move(weights_from(update_weights_(u), part.params.first, part.master.first), m, direction,
+                   direction + count, count, t, update_adafactor(u.update), u.seed, gpu);
 }
 
 // Moves this rank's part of a matrix.
 template <class T>
 static inline void update_move_(const OptimizerUpdate<T>& u, const OwnersItem* item, const Gpu* gpu) {
     const OptimizerState* s = u.plan->state;
-    const UpdateShare_ share = update_share_(&u.plan->owners, item);
     const int row = item->x.of->row, decays = s->rows[row].decay;
     const UpdateRule rule = s->rule[row];
-    if (share.range.count == 0 || (rule == RULE_SOAP && u.update.t == 1)) {
+    if (item->share.count == 0 || (rule == RULE_SOAP && u.update.t == 1)) {
         return;
     }
+    const MuonTensor t = update_share_(s, &item->share);
     if (rule == RULE_FACTORED || rule == RULE_FULL) {
-        update_move_adafactor_(u, share, gpu);
+        update_move_adafactor_(u, item, t, gpu);
         return;
     }
-    const MuonTensor t = update_share_tensor_(s, &share);
     const Muon muon = update_muon(u.update);
     const AdamW adam = update_soap(update_of_row(u.update, s, row)).adam;
     const float rate = rule == RULE_MUON ? muon.lr * muon_factor(muon, item->x.of->rows, item->x.of->cols)
@@ -980,7 +585,7 @@ static inline void update_move_(const OptimizerUpdate<T>& u, const OwnersItem* i
                                          : 1.0f - adam.lr * adam.weight_decay;
     const MuonMove move = {rate, decays ? keep : 1.0f, rule == RULE_MUON ? muon.decay : adam.decay, u.seed,
                            u.update.t};
-    muon_move(&t, update_weights_(u), share.data, move, 0, gpu);
+    muon_move(&t, update_weights_(u), u.plan->owners.shares + item->share_at, move, 0, gpu);
 }
 
 template <class T>
@@ -1006,7 +611,7 @@ static inline void update_owners_round_(const OptimizerUpdate<T>& u, Owners* o, 
 
 // Updates the matrices of these groups that travel. Collective.
 template <class T>
-static inline void update_owners_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+static inline void update_owners_(const OptimizerUpdate<T>& u, UpdateSpan_ groups, const Gpu* gpu) {
     static const TensorPlace places[] = {PLACE_ONCE, PLACE_BLOCK};
     Owners* o = (Owners*)&u.plan->owners;
     for (int i = 0; i < 2 && o->most > 0; i++) {
@@ -1022,64 +627,12 @@ static inline void update_owners_(const OptimizerUpdate<T>& u, UpdateGroups_ gro
 
 // Updates all rows of these groups whose rule needs whole tensors.
 template <class T>
-static inline void update_tensors_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+static inline void update_tensors_(const OptimizerUpdate<T>& u, UpdateSpan_ groups, const Gpu* gpu) {
     update_groups_rows_(u, groups, gpu);
     update_owners_(u, groups, gpu);
 }
 
 // ---- all rules
-
-template <class T, class G, MasterWeights MASTER>
-static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
-                                        const Gpu* gpu) {
-    switch (u.plan->state->optimizer.name) {
-    case OPTIMIZER_ADAMW:
-        update_launch_<T, G, RULE_BIT_(ADAMW), MASTER>(u, first, count, gpu);
-        break;
-    case OPTIMIZER_LION:
-        update_launch_<T, G, RULE_BIT_(LION), MASTER>(u, first, count, gpu);
-        break;
-    case OPTIMIZER_SGD:
-        update_launch_<T, G, RULE_BIT_(SGD), MASTER>(u, first, count, gpu);
-        break;
-    case OPTIMIZER_ADAMW8BIT:
-        update_launch_<T, G, RULE_BIT_(ADAMW) | RULE_BIT_(ADAMW8), MASTER>(u, first, count, gpu);
-        break;
-    case OPTIMIZER_MUON:
-    case OPTIMIZER_SOAP:
-        update_launch_<T, G, RULE_BIT_(ADAMW), MASTER>(u, first, count, gpu);
-        break;
-    case OPTIMIZER_ADAFACTOR: // no rule works on elements
-        break;
-    }
-}
-
-template <class T, class G>
-static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
-                                         const Gpu* gpu) {
-    const MasterWeights master = u.plan->state->optimizer.master;
-    if (master == MASTER_NONE) {
-        update_launch_rules_<T, G, MASTER_NONE>(u, first, count, gpu);
-    } else if (master == MASTER_FP32) {
-        update_launch_rules_<T, G, MASTER_FP32>(u, first, count, gpu);
-    } else if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
-        if (master == MASTER_SPLIT) {
-            update_launch_rules_<T, G, MASTER_SPLIT>(u, first, count, gpu);
-        } else {
-            update_launch_rules_<T, G, MASTER_24>(u, first, count, gpu);
-        }
-    }
-}
-
-// Adds these weights to their average, or sets the parameters to it.
-template <class T, int SHOWS>
-static inline void update_average_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
-                                          const Gpu* gpu) {
-    const AverageArrays_<T> arrays = {update_weights_(u), (float*)u.slots[STATE_AVERAGE]};
-    const OptimizerState* state = u.plan->state;
-    launch(average_kernel_<T, SHOWS>, count, UPDATE_THREADS_, 0, gpu, arrays, u.plan->rows, u.plan->pieces,
-           first, update_average_(state), average_rate(state->optimizer.average, u.update.average_n));
-}
 
 // Updates `count` elements from `first` on, both multiples of TENSOR_SHARD_UNIT, among those that
 // this rank updates: whole groups if the update needs whole tensors (state_needs_tensors). The
@@ -1088,28 +641,30 @@ static inline void update_average_launch_(const OptimizerUpdate<T>& u, uint32_t 
 template <class T>
 static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t first, size_t count,
                                          const Gpu* gpu) {
-    assert(update_is_aligned_(u.params) && update_is_aligned_(u.grads.data) && first % UPDATE_PIECE_ == 0 &&
-           count % UPDATE_PIECE_ == 0 && update_is_aligned_(u.slots[STATE_M]) &&
+    assert(update_is_aligned_(u.params) && update_is_aligned_(u.grads.data) && first % UPDATE_TILE == 0 &&
+           count % UPDATE_TILE == 0 && update_is_aligned_(u.slots[STATE_M]) &&
            update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(update_weights_(u).master));
     assert(DTYPE_OF(T) == DTYPE_BF16 || u.plan->state->optimizer.master <= MASTER_FP32);
-    const uint32_t piece = (uint32_t)(first / UPDATE_PIECE_), pieces = (uint32_t)(count / UPDATE_PIECE_);
+    const ElementsUpdate<T> elements = {u.plan->state, &u.plan->tiles,       update_weights_(u), u.grads,
+                                        u.slots,       u.plan->codes.values, u.update,           u.seed};
+    const uint32_t tile = (uint32_t)(first / UPDATE_TILE), tiles = (uint32_t)(count / UPDATE_TILE);
     if (u.shows_average) {
-        update_average_launch_<T, 1>(u, piece, pieces, gpu);
+        update_average<T, 1>(elements, tile, tiles, gpu);
         return;
     }
-    GRADIENT_DISPATCH(u.grads, T, (update_launch_master_<T, G>(u, piece, pieces, gpu)));
+    update_elements(elements, tile, tiles, gpu);
     const OptimizerName name = u.plan->state->optimizer.name;
     if (name == OPTIMIZER_MUON || name == OPTIMIZER_SOAP || name == OPTIMIZER_ADAFACTOR) {
-        update_tensors_(u, update_groups_(u.plan, first, count), gpu);
+        update_tensors_(u, update_groups_(u.plan->state->map, first, count), gpu);
     }
     if (u.plan->state->optimizer.average.is_kept) {
-        update_average_launch_<T, 0>(u, piece, pieces, gpu);
+        update_average<T, 0>(elements, tile, tiles, gpu);
     }
 }
 
 // Updates everything that this rank updates, and its average.
 template <class T> static inline void optimizer_update(const OptimizerUpdate<T>& u, const Gpu* gpu) {
-    optimizer_update_part(u, 0, (size_t)u.plan->pieces.count * UPDATE_PIECE_, gpu);
+    optimizer_update_part(u, 0, u.plan->state->map->totals.updated, gpu);
 }
 
 #endif

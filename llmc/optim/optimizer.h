@@ -3,11 +3,10 @@ optimizer.h -- the optimizers as tables: which rule updates a parameter, which s
 and where that state lies in memory; and the update on the CPU.
 
 An optimizer has a rule for each kind of parameter (model.h). A rule has some of the slots below for
-every parameter that it updates. The array of a slot is compact: group after group, and in a group
-tensor after tensor in the order of memory. It holds only parameters whose rule has the slot, and of
-these only what this rank updates (zero.h). The padding behind a tensor belongs to it. Master
-weights lie as owned elements do; frozen parameters have them, too. Owned elements a ... b-1 have
-one interval in every slot.
+every parameter that it updates. The array of a slot is compact: it holds only parameters whose rule
+has the slot, and of these only what this rank updates, in the order of the map (map_walk.h), with
+the padding behind a tensor. Master weights lie as owned elements do; frozen parameters have them,
+too. Owned elements a ... b-1 have one interval in every slot.
 
 Some rules sum up or multiply whole matrices, whose parts can belong to several ranks. One of these,
 the owner (matrices.h), makes the update of a matrix (owners.h), and it alone keeps the state that
@@ -30,14 +29,13 @@ State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/optim/average.h"
-#include "llmc/model/map_walk.h"
+#include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/model/part.h"
 #include "llmc/optim/matrices.h"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/mup.h"
 #include "llmc/optim/soap.h"
-#include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -139,20 +137,8 @@ typedef struct {
     float least; // no value is below it
     // place of its array in the allocation of all state; no bytes: unused
     size_t offset_bytes, bytes;
-    // master weights only: elements of frozen parts, the last ones in the array
-    size_t frozen;
-    // Slots of elements: those of group 0 in the array, and of each other group; the first block
-    // that has any (ZeroPlan.first_block); begin of a row, counted from the begin of its group.
-    size_t once, block;
-    int first;
-    size_t begin[MODEL_PARAMETER_ROWS];
+    size_t frozen; // master weights only: elements that are not updated, the last ones in the array
 } StateSlot;
-
-// The part of a row, with the padding behind it, that this rank updates; counted from the begin of
-// its piece of the group. All trained blocks have the same.
-typedef struct {
-    size_t begin, count;
-} StateSpan;
 
 typedef struct {
     Optimizer optimizer;
@@ -161,10 +147,9 @@ typedef struct {
     UpdateRule rule[MODEL_PARAMETER_ROWS];
     MupFactors factors[MODEL_PARAMETER_ROWS]; // of the settings of an update; decay may be 0
     unsigned slots_of[MODEL_PARAMETER_ROWS];  // bit i: the row has slot i
-    TensorRow rows[MODEL_PARAMETER_ROWS];     // bytes are elements of full arrays
+    TensorRow rows[MODEL_PARAMETER_ROWS];     // of the part that this rank has; bytes are elements
     TensorRow whole[MODEL_PARAMETER_ROWS];    // sizes in the model of which `cfg` is a part
-    StateSpan span[MODEL_PARAMETER_ROWS];
-    Matrices matrices[MATRICES_MOST]; // what is updated as a whole, in the order of the table
+    Matrices matrices[MATRICES_MOST];         // what is updated as a whole, in the order of the table
     int num_matrices;
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
@@ -207,26 +192,16 @@ int state_needs_tensors(const OptimizerState* s, int g);
 // Returns the slot of master weights; STATE_SLOTS if they have none.
 int state_master_slot(MasterWeights master);
 
-// Return the begin of group g in the array of a slot, and its elements, without its frozen part;
-// frozen blocks have none.
-size_t state_group_begin(const OptimizerState* s, int slot, int g);
-
-static inline size_t state_group_elements(const OptimizerState* s, int slot, int g) {
-    return state_group_begin(s, slot, g + 1) - state_group_begin(s, slot, g);
-}
-
-// Returns the begin of block 0 among the elements of a slot as if no block were frozen. It may be
-// below 0, and then wraps around.
-static inline size_t state_blocks_begin(const StateSlot* slot) {
-    return slot->once - (size_t)slot->first * slot->block;
-}
-
 // Returns the bytes of an array in the allocation of all state, rounded up so that the next one
 // starts aligned.
 size_t state_slot_room(const StateSlot* slot);
 
-// Places all slots in one allocation of s->bytes.
-void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg);
+// Sets the rules and slots of each row, without places: what follows from a model alone.
+void optimizer_layout(OptimizerState* s, Optimizer optimizer, ModelConfig cfg);
+
+// Places the state of what a rank has in one allocation of s->bytes. The map may be one of a dry
+// run; it must outlive the state.
+void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const Map* map);
 
 // Takes the block for all state, on the device; each slot is a kind.
 void optimizer_state_take(OptimizerState* s, Memory* memory);
@@ -246,8 +221,7 @@ static inline double state_moved_bytes(const StateSlot* slot) {
 // Returns the bytes that an update moves if it reads everything once: it reads gradients, slots,
 // and parameters without master weights; it writes slots and parameters. The last two arguments are
 // bytes of an element.
-double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
-                       size_t gradient_bytes);
+double optimizer_bytes(const OptimizerState* s, size_t param_bytes, size_t gradient_bytes);
 
 // ---- places ----
 
@@ -259,41 +233,24 @@ size_t state_matrix_elements(const OptimizerState* s, int slot, const Matrices* 
 size_t state_matrix_begin(const OptimizerState* s, int slot, OwnedMatrix x);
 void* state_matrix(const OptimizerState* s, int slot, OwnedMatrix x);
 
-// Returns the group of a matrix.
+// Return the layer and the group of a matrix.
+static inline int state_matrix_layer(const OptimizerState* s, OwnedMatrix x) {
+    const TensorRow* row = &s->rows[x.of->row];
+    return row->in_block ? tensor_lowest_layer(row, x.copy) : -1;
+}
 static inline int state_matrix_group(const OptimizerState* s, OwnedMatrix x) {
     return s->rows[x.of->row].place == PLACE_BLOCK ? 1 + x.copy : 0;
 }
 
-// Returns the begin of a range in the array of a slot of elements that it has.
-size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range);
-
-// Returns how many elements of a slot belong to the owned elements before `owned`.
-size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned);
-
 // Returns the array of a slot; NULL if nothing has the slot, or without memory.
 void* state_slot_array(const OptimizerState* s, int slot);
 
-// Returns the elements of a slot that a range has; NULL if it has none.
-void* state_array(const OptimizerState* s, int slot, const ZeroRange* range);
-
-// The elements of a row whose average this rank has in group g: their begin in its piece of the
-// group, and in the array of the slot.
-typedef struct {
-    size_t begin, at, count;
-} StateAverage;
-
-// Returns them; none if the row has no average there.
-StateAverage state_average(const OptimizerState* s, int g, int row);
-
-// Returns the number of the random word (RoundingWords) of the first element of a copy of a row.
-// The words of a tensor are numbered by its elements, its layer, and the tensor rank that has a
-// part. So they do not depend on the layers, experts and other tensors that a rank has.
-uint64_t state_word(const OptimizerState* s, int row, int copy);
-
 enum { STATE_WORD_LAYER = 40, STATE_WORD_RANK = 52 }; // lowest bits of these numbers
 
-// Return the begin of owned elements of a trained tensor in the array of a slot that has them, and
-// their array, NULL if they do not have the slot; and the number of their first random word.
+// Return the begin of owned elements of a tensor in the array of a slot that has them, and their
+// array, NULL if they do not have the slot; and the number of their first random word
+// (RoundingWords): the words of a tensor are numbered by its elements, its layer, and the tensor rank
+// that has a part. So they do not depend on the layers, experts and other tensors that a rank has.
 size_t state_range_begin(const OptimizerState* s, int slot, const MapRange* range);
 void* state_range(const OptimizerState* s, int slot, const MapRange* range);
 uint64_t state_range_word(const OptimizerState* s, const MapRange* range);
@@ -332,14 +289,13 @@ size_t optimizer_scratch_bytes(const OptimizerState* s);
 // parts.
 int optimizer_is_elementwise(const OptimizerState* s, int row);
 
-// Updates elements [from, from + count) of a range by such a rule; param and grad point to the
-// first of them.
-void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
-                                   float* param, const float* grad, Update u);
+// Updates a range by such a rule, with parameters and gradients param and grad (range->count).
+void optimizer_update_elements_cpu(const OptimizerState* s, const MapRange* range, float* param,
+                                   const float* grad, Update u);
 
-// Updates a range with parameters and gradients param and grad (range->count): a whole tensor if
-// its rule needs one. `scratch` has optimizer_scratch_bytes.
-void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
+// Updates a range by any rule: a whole tensor if its rule needs one. `scratch` has
+// optimizer_scratch_bytes.
+void optimizer_update_cpu(const OptimizerState* s, const MapRange* range, float* param, const float* grad,
                           Update u, const MuonScratch* scratch);
 
 // An update of a matrix whose parts belong to several ranks. Each sets the operand of its part, and
@@ -347,20 +303,20 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
 // else the gradient. The owner replaces the operand of the whole matrix by the direction of its
 // update, and returns the rate of Adafactor; `param` is only read if rates depend on the weights.
 // Each then moves its part.
-void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
+void optimizer_operand_cpu(const OptimizerState* s, const MapRange* range, float* operand, const float* grad,
                            Update u);
 
 float optimizer_turn_cpu(const OptimizerState* s, OwnedMatrix x, float* operand, const float* param, Update u,
                          const MuonScratch* scratch);
 
-void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const ZeroRange* range, float* param,
+void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const MapRange* range, float* param,
                         const float* direction, float rate, Update u);
 
-// Adds this rank's piece of group g of the parameters, just updated, to their average.
-void optimizer_average_cpu(const OptimizerState* s, const float* piece, int g, Update u);
+// Adds the parameters of a range, just updated, to their average, if it has one.
+void optimizer_average_cpu(const OptimizerState* s, const MapRange* range, const float* param, Update u);
 
-// Sets the parameters of this rank's piece of group g that have an average to it.
-void optimizer_show_average_cpu(const OptimizerState* s, float* piece, int g);
+// Sets the parameters of a range to their average, if it has one.
+void optimizer_show_average_cpu(const OptimizerState* s, const MapRange* range, float* param);
 
 #ifdef __cplusplus
 }
@@ -447,12 +403,6 @@ int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
     return s->slots[slot].shape >= SLOT_MATRIX || (slot == STATE_V && s->rule[row] == RULE_FULL);
 }
 
-// Returns the elements of a slot of elements that this rank has of a row: in group 0, or in one
-// block.
-static size_t state_kept_elements_(const OptimizerState* s, int slot, int row) {
-    return state_slot_is_whole(s, slot, row) ? 0 : state_slot_elements(s, slot, row, s->span[row].count);
-}
-
 int state_needs_tensors(const OptimizerState* s, int g) {
     int needs = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -511,36 +461,6 @@ static unsigned state_too_long_(const OptimizerState* s, int row) {
     return slots;
 }
 
-// Returns the size of the trained part of a row's group: group 0, or block 0 as if it had
-// gradients.
-static size_t state_part_elements_(const OptimizerState* s, const ZeroPlan* zero, int row) {
-    return s->rows[row].place == PLACE_BLOCK ? zero->trained_block : zero->trained_once;
-}
-
-// Returns the end of a row, or of its first layer, with its padding, counted from the begin of its
-// group.
-static size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
-    size_t end = state_part_elements_(s, zero, row);
-    for (int i = MODEL_PARAMETER_ROWS - 1; i > row; i--) {
-        const int is_behind =
-            s->rows[i].place == s->rows[row].place && zero_has_row(zero, i) && !tensor_is_absent(&s->rows[i]);
-        end = is_behind ? tensor_offset_in_group(&s->rows[i]) : end;
-    }
-    return end;
-}
-
-// Returns the part of a row, padding included, that lies in this rank's piece of its group.
-static StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
-    const ZeroCut own = zero_owned_cut(zero, s->rows[row].place == PLACE_BLOCK ? 1 : 0);
-    const size_t count = state_part_elements_(s, zero, row) / (size_t)own.parts,
-                 piece = (size_t)own.part * count;
-    size_t begin = tensor_offset_in_group(&s->rows[row]), end = state_row_end_(s, zero, row);
-    begin = begin > piece ? begin : piece;
-    end = end < piece + count ? end : piece + count;
-    const StateSpan span = {begin < end ? begin - piece : 0, begin < end ? end - begin : 0}, none = {0, 0};
-    return zero_has_row(zero, row) && !tensor_is_absent(&s->rows[row]) ? span : none;
-}
-
 size_t state_matrix_elements(const OptimizerState* s, int slot, const Matrices* m) {
     if (!state_slot_has(s, slot, m->row) || !state_slot_is_whole(s, slot, m->row)) {
         return 0;
@@ -583,29 +503,17 @@ static size_t state_copies_before_(const OptimizerState* s, const Matrices* m, i
     return is_once ? (size_t)(g > 0 ? m->copies : 0) : (size_t)(blocks > 0 ? blocks : 0);
 }
 
-size_t state_group_begin(const OptimizerState* s, int slot, int g) {
-    const StateSlot* of = &s->slots[slot];
-    size_t begin = g == 0 ? 0 : of->once + (size_t)(g > of->first ? g - 1 - of->first : 0) * of->block;
-    for (int k = 0; k < s->num_matrices; k++) {
-        begin +=
-            state_matrices_before_(s, slot, &s->matrices[k], state_copies_before_(s, &s->matrices[k], g));
-    }
-    return begin;
-}
-
 size_t state_matrix_begin(const OptimizerState* s, int slot, OwnedMatrix x) {
     const int g = state_matrix_group(s, x);
     const size_t copy = (size_t)(x.copy - x.of->first_copy), count = (size_t)x.of->count;
-    size_t begin = state_group_begin(s, slot, g);
-    for (const Matrices* m = s->matrices; m < x.of; m++) {
-        begin += state_matrices_before_(s, slot, m, state_copies_before_(s, m, g + 1)) -
-                 state_matrices_before_(s, slot, m, state_copies_before_(s, m, g));
+    size_t begin =
+        (matrices_owned(x.of, copy * count + (size_t)x.number) - matrices_owned(x.of, copy * count)) *
+        state_matrix_elements(s, slot, x.of);
+    for (const Matrices* m = s->matrices; m < s->matrices + s->num_matrices; m++) {
+        const size_t copies = m == x.of ? copy : state_copies_before_(s, m, g + (m < x.of));
+        begin += state_matrices_before_(s, slot, m, copies);
     }
-    begin += state_matrices_before_(s, slot, x.of, copy) -
-             state_matrices_before_(s, slot, x.of, state_copies_before_(s, x.of, g));
-    return begin +
-           (matrices_owned(x.of, copy * count + (size_t)x.number) - matrices_owned(x.of, copy * count)) *
-               state_matrix_elements(s, slot, x.of);
+    return begin;
 }
 
 void* state_matrix(const OptimizerState* s, int slot, OwnedMatrix x) {
@@ -621,28 +529,24 @@ size_t state_slot_room(const StateSlot* slot) {
     return (slot->bytes + align - 1) / align * align;
 }
 
-// Places the rows in the array of a slot of moments; returns its elements.
-static size_t state_place_rows_(OptimizerState* s, int slot, const ZeroPlan* zero) {
-    StateSlot* to = &s->slots[slot];
-    to->first = zero->first_block;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
-        to->begin[i] = *of_group;
-        *of_group += state_kept_elements_(s, slot, i);
+// Returns the elements of a slot that this rank has.
+static size_t state_elements_(const OptimizerState* s, int slot) {
+    const MapTotals* totals = &s->map->totals;
+    if (slot >= STATE_MASTER) {
+        return slot == state_master_slot(s->optimizer.master) ? totals->elements[MAP_OWNED] : 0;
     }
-    return state_group_begin(s, slot, zero->groups);
+    size_t elements = totals->slots[slot];
+    for (const Matrices* m = s->matrices; m < s->matrices + s->num_matrices; m++) {
+        elements += state_matrices_before_(s, slot, m, (size_t)m->copies);
+    }
+    return elements;
 }
 
 // Places the array of a slot at `at`; returns its end.
-static size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zero, size_t at) {
+static size_t state_place_slot_(OptimizerState* s, int slot, size_t at) {
     StateSlot* to = &s->slots[slot];
-    size_t elements = 0;
-    if (slot < STATE_MASTER) {
-        elements = state_place_rows_(s, slot, zero);
-    } else if (slot == state_master_slot(s->optimizer.master)) {
-        elements = zero_count(zero, ZERO_OWNED);
-        to->frozen = elements - zero_count(zero, ZERO_UPDATED);
-    }
+    const size_t elements = state_elements_(s, slot);
+    to->frozen = slot >= STATE_MASTER && elements > 0 ? elements - s->map->totals.updated : 0;
     to->offset_bytes = at;
     to->bytes = array_bytes(elements, to->element_bytes);
     return at + state_slot_room(to);
@@ -655,22 +559,12 @@ static MupFactors state_factors_(Optimizer optimizer, ModelConfig cfg, const Ten
     return f;
 }
 
-uint64_t state_word(const OptimizerState* s, int row, int copy) {
-    const TensorRow* r = &s->rows[row];
-    const ModelPart part = s->cfg.part;
-    const int layer = r->in_block ? part.first_layer + tensor_lowest_layer(r, copy) : 0,
-              rank = r->split == SPLIT_NONE ? 0 : part.tensor_rank;
-    const size_t before = r->split == SPLIT_EXPERTS ? (size_t)part.expert_rank * tensor_layer_elements(r) : 0;
-    return ((uint64_t)rank << STATE_WORD_RANK) + ((uint64_t)layer << STATE_WORD_LAYER) + before;
-}
-
-void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {
+void optimizer_layout(OptimizerState* s, Optimizer optimizer, ModelConfig cfg) {
     unsigned matrices = 0, tensors = 0;
     memset(s, 0, sizeof(*s));
-    optimizer.frozen |= zero->frozen; // also what only this rank leaves to others
     s->optimizer = optimizer;
     s->cfg = cfg;
-    zero_parameter_rows(s->rows, zero, cfg, 1);
+    model_parameter_rows_of(s->rows, cfg, 1);
     model_parameter_rows_of(s->whole, model_of_part(cfg), 1);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         s->slots[slot] = state_slot_of(slot);
@@ -680,13 +574,20 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
         s->rule[i] = is_still ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->factors[i] = state_factors_(optimizer, cfg, &s->rows[i]);
         s->slots_of[i] = state_slots_(optimizer, s->rule[i]) & ~state_too_long_(s, i);
-        s->span[i] = state_span_(s, zero, i);
         matrices |= (unsigned)(s->rule[i] == RULE_MUON || s->rule[i] == RULE_SOAP) << i;
         tensors |= (unsigned)(s->rule[i] == RULE_FACTORED || s->rule[i] == RULE_FULL) << i;
     }
-    s->num_matrices = matrices_open(s->matrices, zero, cfg, s->rows, s->whole, matrices, tensors);
+    s->num_matrices = matrices_open(s->matrices, cfg, s->rows, s->whole, matrices, tensors);
+}
+
+void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const Map* map) {
+    const Freeze own = freeze_of_part(&map->of.freeze, map->cfg);
+    optimizer.frozen |= own.rows; // also what only this rank leaves to others
+    optimizer_layout(s, optimizer, map->cfg);
+    s->map = map;
+    matrices_divide(s->matrices, s->num_matrices, map);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        s->bytes = state_place_slot_(s, slot, zero, s->bytes);
+        s->bytes = state_place_slot_(s, slot, s->bytes);
         s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
     }
 }
@@ -695,10 +596,9 @@ _Static_assert((int)STATE_MASTER == (int)MAP_SLOTS && (int)ADAMW8BIT_BLOCK == (i
                "slots of the map");
 
 void optimizer_set_map(MapOf* of, Optimizer optimizer) {
-    const ZeroPlan zero = zero_plan(of->whole, 0, 0, 1);
     OptimizerState s;
     optimizer.frozen |= of->freeze.rows;
-    optimizer_state_open(&s, optimizer, &zero, of->whole);
+    optimizer_layout(&s, optimizer, of->whole);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int slot = 0; slot < MAP_SLOTS; slot++) {
             of->shapes[slot] = s.slots[slot].shape;
@@ -716,9 +616,8 @@ void optimizer_state_take(OptimizerState* s, Memory* memory) {
 
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {
     OptimizerState s;
-    const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     double bytes = 0;
-    optimizer_state_open(&s, optimizer, &whole, cfg);
+    optimizer_layout(&s, optimizer, cfg);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         for (int i = 0; i < MODEL_PARAMETER_ROWS && s.slots[slot].name; i++) {
             const size_t layer = model_rows_in_files(&s.rows[i], cfg) * s.rows[i].cols;
@@ -729,61 +628,18 @@ double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {
     return bytes;
 }
 
-double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
-                       size_t gradient_bytes) {
+double optimizer_bytes(const OptimizerState* s, size_t param_bytes, size_t gradient_bytes) {
     const size_t read = s->optimizer.master == MASTER_FP32 ? 0 : param_bytes;
-    double bytes = (double)zero_count(zero, ZERO_UPDATED) * (double)(gradient_bytes + read + param_bytes);
+    double bytes = (double)s->map->totals.updated * (double)(gradient_bytes + read + param_bytes);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         bytes += 2 * state_moved_bytes(&s->slots[slot]);
     }
     return bytes;
 }
 
-size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
-    const StateSlot* of = &s->slots[slot];
-    return slot >= STATE_MASTER
-               ? range->owned
-               : state_group_begin(s, slot, range->group) + of->begin[range->row] +
-                     state_slot_elements(s, slot, range->row, range->in_piece - s->span[range->row].begin);
-}
-
-size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned) {
-    int g = zero->groups - 1;
-    if (slot >= STATE_MASTER) {
-        return s->slots[slot].bytes > 0 ? owned : 0;
-    }
-    while (g > 0 && zero_piece(zero, g, ZERO_TRAINED).owned > owned) {
-        g--;
-    }
-    const size_t offset =
-        owned - zero_piece(zero, g, ZERO_TRAINED).owned; // in frozen parts more than a group
-    size_t position = state_group_begin(s, slot, g), elements = 0;
-    const size_t all = state_group_elements(s, slot, g);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (all > 0 && tensor_is_in_group(&s->rows[i], g) && s->span[i].begin < offset) {
-            const size_t before = offset - s->span[i].begin, count = s->span[i].count;
-            const int is_all = before >= count;
-            position += is_all                            ? state_kept_elements_(s, slot, i)
-                        : state_slot_is_whole(s, slot, i) ? 0
-                                                          : state_slot_elements(s, slot, i, before);
-        }
-        elements += tensor_is_in_group(&s->rows[i], g) ? state_kept_elements_(s, slot, i) : 0;
-    }
-    // a group that has matrices is not cut
-    return position + (offset > 0 ? all - elements : 0);
-}
-
 void* state_slot_array(const OptimizerState* s, int slot) {
     const StateSlot* of = &s->slots[slot];
     return of->bytes && s->memory ? (char*)s->memory + of->offset_bytes : NULL;
-}
-
-void* state_array(const OptimizerState* s, int slot, const ZeroRange* range) {
-    const StateSlot* from = &s->slots[slot];
-    const int has_group = slot >= STATE_MASTER || state_group_elements(s, slot, range->group) > 0;
-    return state_slot_has(s, slot, range->row) && has_group
-               ? (char*)s->memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
-               : NULL;
 }
 
 size_t state_range_begin(const OptimizerState* s, int slot, const MapRange* range) {
@@ -811,16 +667,6 @@ uint64_t state_range_word(const OptimizerState* s, const MapRange* range) {
         row->split == SPLIT_EXPERTS ? (size_t)part.expert_rank * tensor_layer_elements(row) : 0;
     return ((uint64_t)rank << STATE_WORD_RANK) + ((uint64_t)layer << STATE_WORD_LAYER) + experts +
            range->before;
-}
-
-StateAverage state_average(const OptimizerState* s, int g, int row) {
-    const StateSlot* slot = &s->slots[STATE_AVERAGE];
-    const StateAverage all = {s->span[row].begin, state_group_begin(s, STATE_AVERAGE, g) + slot->begin[row],
-                              s->span[row].count},
-                       none = {0, 0, 0};
-    const int has_any = state_slot_has(s, STATE_AVERAGE, row) && tensor_is_in_group(&s->rows[row], g) &&
-                        state_group_elements(s, STATE_AVERAGE, g) > 0;
-    return has_any ? all : none;
 }
 
 Update update_of_row(Update u, const OptimizerState* s, int row) {
@@ -867,18 +713,18 @@ size_t optimizer_scratch_bytes(const OptimizerState* s) {
     return most;
 }
 
-static void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroRange* range, float* param,
+static void optimizer_adamw8bit_cpu_(const OptimizerState* s, const MapRange* range, float* param,
                                      const float* grad, AdamW opt) {
     const AdamW8bitState state = {
-        (uint8_t*)state_array(s, STATE_M8, range), (uint8_t*)state_array(s, STATE_V8, range),
-        (float*)state_array(s, STATE_M_SCALE, range), (float*)state_array(s, STATE_V_SCALE, range)};
+        (uint8_t*)state_range(s, STATE_M8, range), (uint8_t*)state_range(s, STATE_V8, range),
+        (float*)state_range(s, STATE_M_SCALE, range), (float*)state_range(s, STATE_V_SCALE, range)};
     adamw8bit_update_cpu(param, grad, state, range->count, OPTIMIZER_BLOCK, opt);
 }
 
-void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
+void optimizer_operand_cpu(const OptimizerState* s, const MapRange* range, float* operand, const float* grad,
                            Update u) {
-    if (s->rule[range->row] == RULE_MUON) {
-        muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range), range->count, update_muon(u));
+    if (s->rule[range->shard->tensor] == RULE_MUON) {
+        muon_operand_cpu(operand, grad, (float*)state_range(s, STATE_M, range), range->count, update_muon(u));
     } else {
         memcpy(operand, grad, range->count * sizeof(float));
     }
@@ -939,27 +785,28 @@ float optimizer_turn_cpu(const OptimizerState* s, OwnedMatrix x, float* operand,
     return rate;
 }
 
-void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const ZeroRange* range, float* param,
+void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const MapRange* range, float* param,
                         const float* direction, float rate, Update u) {
-    const Update of_row = update_of_row(u, s, range->row);
-    if (s->rule[range->row] == RULE_MUON) {
+    const Update of_row = update_of_row(u, s, x.of->row);
+    if (s->rule[x.of->row] == RULE_MUON) {
         const MuonMatrix matrix = {param, NULL, NULL, NULL, x.of->rows, x.of->cols, NULL};
         muon_move_cpu(matrix, update_muon(u), direction, range->count);
-    } else if (s->rule[range->row] == RULE_SOAP) {
+    } else if (s->rule[x.of->row] == RULE_SOAP) {
         soap_move_cpu(param, direction, range->count, update_soap(of_row));
     } else {
-        adafactor_move_cpu(param, direction, (float*)state_array(s, STATE_M, range), range->count, rate,
+        adafactor_move_cpu(param, direction, (float*)state_range(s, STATE_M, range), range->count, rate,
                            update_adafactor(of_row));
     }
 }
 
 // Updates a whole tensor by its rule: all matrices of a copy.
-static void optimizer_matrices_cpu_(const OptimizerState* s, const Matrices* m, const ZeroRange* range,
+static void optimizer_matrices_cpu_(const OptimizerState* s, const Matrices* m, const MapRange* range,
                                     float* param, const float* grad, Update u, const MuonScratch* scratch) {
     const Update of_row = update_of_row(u, s, m->row);
-    float* moment = state_slot_has(s, STATE_M, m->row) ? (float*)state_array(s, STATE_M, range) : NULL;
+    const int copy = tensor_copy(&s->rows[m->row], range->shard->layer);
+    float* moment = (float*)state_range(s, STATE_M, range);
     for (int k = 0; k < m->count; k++) {
-        const OwnedMatrix x = {m, range->copy, k};
+        const OwnedMatrix x = {m, copy, k};
         const size_t at = matrix_part(x, &s->rows[m->row], s->cfg).begin;
         float* own = moment ? moment + at : NULL;
         if (s->rule[m->row] == RULE_MUON) {
@@ -986,41 +833,42 @@ int optimizer_is_elementwise(const OptimizerState* s, int row) {
     return rule == RULE_ADAMW || rule == RULE_LION || rule == RULE_SGD;
 }
 
-void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
-                                   float* param, const float* grad, Update u) {
-    float* m = (float*)state_array(s, STATE_M, range);
-    u = update_of_row(u, s, range->row);
-    m = m ? m + from : NULL; // SGD may have none
-    if (s->rule[range->row] == RULE_ADAMW) {
-        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range) + from, count,
-                         update_adamw(u));
-    } else if (s->rule[range->row] == RULE_LION) {
+void optimizer_update_elements_cpu(const OptimizerState* s, const MapRange* range, float* param,
+                                   const float* grad, Update u) {
+    const int row = range->shard->tensor;
+    const size_t count = range->count;
+    float* m = (float*)state_range(s, STATE_M, range); // SGD may have none
+    u = update_of_row(u, s, row);
+    if (s->rule[row] == RULE_ADAMW) {
+        adamw_update_cpu(param, grad, m, (float*)state_range(s, STATE_V, range), count, update_adamw(u));
+    } else if (s->rule[row] == RULE_LION) {
         const Lion opt = {u.lr, u.beta1, u.beta2, u.weight_decay, u.grad_scale, u.decay};
         lion_update_cpu(param, grad, m, count, opt);
     } else {
         const Sgd opt = {u.lr, u.momentum, u.weight_decay, u.grad_scale, u.decay};
-        assert(s->rule[range->row] == RULE_SGD);
+        assert(s->rule[row] == RULE_SGD);
         sgd_update_cpu(param, grad, m, count, opt);
     }
 }
 
-void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
+void optimizer_update_cpu(const OptimizerState* s, const MapRange* range, float* param, const float* grad,
                           Update u, const MuonScratch* scratch) {
-    switch (s->rule[range->row]) {
+    const int row = range->shard->tensor;
+    switch (s->rule[row]) {
     case RULE_ADAMW:
     case RULE_LION:
     case RULE_SGD:
-        optimizer_update_elements_cpu(s, range, 0, range->count, param, grad, u);
+        optimizer_update_elements_cpu(s, range, param, grad, u);
         break;
     case RULE_ADAMW8:
-        optimizer_adamw8bit_cpu_(s, range, param, grad, update_adamw(update_of_row(u, s, range->row)));
+        optimizer_adamw8bit_cpu_(s, range, param, grad, update_adamw(update_of_row(u, s, row)));
         break;
     case RULE_FACTORED:
     case RULE_FULL:
     case RULE_MUON:
     case RULE_SOAP:
         for (int k = 0; k < s->num_matrices; k++) {
-            if (s->matrices[k].row == range->row) {
+            if (s->matrices[k].row == row) {
                 optimizer_matrices_cpu_(s, &s->matrices[k], range, param, grad, u, scratch);
             }
         }
@@ -1030,22 +878,17 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
     }
 }
 
-void optimizer_average_cpu(const OptimizerState* s, const float* piece, int g, Update u) {
-    float* average = (float*)state_slot_array(s, STATE_AVERAGE);
-    const float rate = average_rate(s->optimizer.average, u.average_n);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const StateAverage of = state_average(s, g, i);
-        average_add_cpu(average + of.at, piece + of.begin, of.count, rate);
+void optimizer_average_cpu(const OptimizerState* s, const MapRange* range, const float* param, Update u) {
+    float* average = (float*)state_range(s, STATE_AVERAGE, range);
+    if (average) {
+        average_add_cpu(average, param, range->count, average_rate(s->optimizer.average, u.average_n));
     }
 }
 
-void optimizer_show_average_cpu(const OptimizerState* s, float* piece, int g) {
-    const float* average = (const float*)state_slot_array(s, STATE_AVERAGE);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const StateAverage of = state_average(s, g, i);
-        if (of.count > 0) {
-            memcpy(piece + of.begin, average + of.at, of.count * sizeof(float));
-        }
+void optimizer_show_average_cpu(const OptimizerState* s, const MapRange* range, float* param) {
+    const float* average = (const float*)state_range(s, STATE_AVERAGE, range);
+    if (average) {
+        memcpy(param, average, range->count * sizeof(float));
     }
 }
 

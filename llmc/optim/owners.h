@@ -2,7 +2,7 @@
 owners.h -- updates of matrices whose parts belong to several ranks, by their owners (matrices.h).
 
     operand   each rank makes that of its parts: Muon's direction, else the gradient
-    there     the parts travel to the owner, in two hops: from the ranks that divide a group to the
+    there     the parts travel to the owner, in two hops: from the ranks that divide a bucket to the
               owner's among them, then within the tensor group
     turn      the owner makes the direction of the update, and updates the state
     back      the same ways
@@ -21,7 +21,7 @@ the rate comes back.
 
 #include "llmc/base/memory.h"
 #include "llmc/comm/group.h"
-#include "llmc/model/freeze.h"
+#include "llmc/model/map.h"
 #include "llmc/optim/matrices.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
@@ -34,10 +34,11 @@ extern "C" {
 typedef struct {
     OwnedMatrix x;
     int group;
-    int owner_data, owner_tensor; // rank among those that divide the group; in the tensor group
+    const Bucket* bucket;
+    int owner_data, owner_tensor; // rank among those that divide the bucket; in the tensor group
     int is_cut;                   // tensor ranks have different parts
     MatrixPart part;              // of this tensor rank, in its part of the tensor
-    MatrixPart share;             // of this rank, in the part
+    MapRange share;               // the elements that this rank updates
     // begins in the memory of shares, and, if the owner has this data rank, of pieces
     size_t share_at, piece_at;
 } OwnersItem;
@@ -45,8 +46,6 @@ typedef struct {
 // Memory, and settings. Each array has a second half for weights, if these travel.
 typedef struct {
     const OptimizerState* state;
-    ZeroPlan plan;
-    const Freeze* freeze; // NULL: nothing is frozen in some blocks only
     int tensor_rank, tensor_ranks;
     int has_weights;                              // weights travel, and rates
     int most;                                     // owners
@@ -60,10 +59,9 @@ typedef struct {
     GroupMove* moves;
 } Owners;
 
-// Takes the memory, if any matrices travel; its lists, which the host reads, at `lists`. The
-// arguments must outlive it.
-void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerState* state,
-                 const ZeroPlan* plan, const Freeze* freeze);
+// Takes the memory, if any matrices travel; its lists, which the host reads, at `lists`. The state
+// must outlive it.
+void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerState* state);
 
 // Returns the mean of the bytes that a rank sends in an update.
 double owners_bytes(const OptimizerState* state);
@@ -85,7 +83,7 @@ int owners_round(Owners* o, OwnersDeal* deal);
 
 typedef enum { OWNERS_THERE, OWNERS_BACK } OwnersWay;
 
-// Set the messages of a round among the ranks that divide the group, of which this one is `rank`,
+// Set the messages of a round among the ranks that divide the bucket, of which this one is `rank`,
 // and in the tensor group. Return their number.
 int owners_moves_of_data(const Owners* o, int count, OwnersWay way, int rank);
 int owners_moves_of_tensor(const Owners* o, int count, OwnersWay way);
@@ -103,9 +101,6 @@ enum { OWNERS_RUNS = 3 }; // at most
 
 // Sets the runs of the piece of tensor rank j, and returns their number.
 int owners_runs(const Owners* o, const OwnersItem* item, int j, OwnersRun runs[OWNERS_RUNS]);
-
-// Returns this rank's share as a range.
-ZeroRange owners_range(const Owners* o, const OwnersItem* item);
 
 // Returns where the matrix of an item is complete before it is turned: among the pieces, or with
 // several tensor ranks in the memory of a matrix.
@@ -166,58 +161,42 @@ static OwnedMatrix owners_number_(const Owners* o, TensorPlace place, size_t n) 
     return x;
 }
 
-// Returns how many ranks divide a group, and this one's number among them.
-static int owners_data_(const Owners* o, int g) {
-    return zero_is_divided(&o->plan) ? zero_parts_of(&o->plan, g, o->plan.size) : 1;
-}
-
-static int owners_data_rank_(const Owners* o, int g) {
-    return zero_is_divided(&o->plan) ? o->plan.rank / (o->plan.size / owners_data_(o, g)) : 0;
-}
-
-// Returns the begin of a tensor rank's part of a matrix in its group.
-static size_t owners_offset_(const Owners* o, const OwnersItem* item) {
-    const TensorRow* row = owners_row_(o, item->x);
-    return tensor_offset_in_group(row) + (size_t)(item->group > 0 ? 0 : item->x.copy) * row->layer_bytes +
-           item->part.begin;
-}
-
 // Returns the part of data rank d, in the part of the tensor rank.
 static MatrixPart owners_share_(const Owners* o, const OwnersItem* item, int d) {
-    const MatrixPart all = {0, item->part.count};
-    if (!zero_is_divided(&o->plan)) {
-        return all;
-    }
-    const size_t shard = zero_shard_elements(&o->plan, item->group),
-                 begin = (size_t)zero_shard_of(&o->plan, item->group, zero_rank_of(&o->plan, item->group, d))
-                             .part *
-                         shard,
-                 at = owners_offset_(o, item), end = at + item->part.count;
-    const size_t from = begin > at ? begin : at, to = begin + shard < end ? begin + shard : end;
+    const Map* m = o->state->map;
+    const Shard* first = map_find(m, item->x.of->row, state_matrix_layer(o->state, item->x));
+    const size_t begin = map_owned_from(m, item->bucket, d), end = begin + item->bucket->in[MAP_OWNED].count,
+                 at = (first ? first->offset : 0) + item->part.begin, // a rank may have no words
+        all = at + item->part.count;
+    const size_t from = begin > at ? begin : at, to = end < all ? end : all;
     const MatrixPart share = {from < to ? from - at : 0, from < to ? to - from : 0};
     return share;
 }
 
 static OwnersItem owners_item_(const Owners* o, OwnedMatrix x) {
+    const Map* m = o->state->map;
     const TensorRow* row = owners_row_(o, x);
     const int owner = matrix_owner(x);
     OwnersItem item;
     memset(&item, 0, sizeof(item));
     item.x = x;
     item.group = state_matrix_group(o->state, x);
+    item.bucket = map_trained(m, item.group);
     item.owner_data = owner / o->tensor_ranks;
     item.owner_tensor = owner % o->tensor_ranks;
     item.is_cut = o->tensor_ranks > 1 && row->split != SPLIT_NONE;
     item.part = matrix_part(x, row, o->state->cfg);
-    item.share = owners_share_(o, &item, owners_data_rank_(o, item.group));
+    item.share = map_part_of_range(map_range(m, x.of->row, state_matrix_layer(o->state, x), MAP_OWNED),
+                                   item.part.begin, item.part.count);
     return item;
 }
 
 // True if a matrix is updated now.
 static int owners_takes_(const Owners* o, const OwnersDeal* deal, const OwnersItem* item) {
+    const Map* m = o->state->map;
+    const int layer = m->cfg.part.first_layer + int_max(state_matrix_layer(o->state, item->x), 0);
     return deal->first_group <= item->group && item->group < deal->end_group &&
-           !(o->freeze &&
-             freeze_has(o->freeze, item->x.of->row, model_group_layer(o->state->cfg, item->group)));
+           !freeze_has(&m->of.freeze, item->x.of->row, layer);
 }
 
 // Returns the room for some elements and the rate: a multiple of four elements.
@@ -236,7 +215,8 @@ int owners_round(Owners* o, OwnersDeal* deal) {
             item.share_at = shares;
             item.piece_at = pieces;
             shares += owners_room_(item.share.count);
-            pieces += item.owner_data == owners_data_rank_(o, item.group) ? owners_room_(item.part.count) : 0;
+            pieces +=
+                item.owner_data == map_owner(o->state->map, item.bucket) ? owners_room_(item.part.count) : 0;
             o->items[count++] = item;
         }
     }
@@ -246,8 +226,8 @@ int owners_round(Owners* o, OwnersDeal* deal) {
 }
 
 // Measures the rounds of a deal.
-static void owners_measure_(Owners* o, TensorPlace place) {
-    OwnersDeal deal = owners_deal(o, place, 0, o->plan.groups);
+static void owners_measure_deal_(Owners* o, TensorPlace place) {
+    OwnersDeal deal = owners_deal(o, place, 0, model_groups(o->state->cfg));
     int count;
     while ((count = owners_round(o, &deal)) >= 0) {
         o->shares_room = o->shares_used > o->shares_room ? o->shares_used : o->shares_room;
@@ -260,19 +240,37 @@ static void owners_measure_(Owners* o, TensorPlace place) {
     }
 }
 
+static void owners_measure_(Owners* o) {
+    owners_measure_deal_(o, PLACE_ONCE);
+    owners_measure_deal_(o, PLACE_BLOCK);
+}
+
+// The map of a dry run has no shards: makes one, for a while.
+static void owners_measure_dry_(Owners* o) {
+    const OptimizerState* const given = o->state;
+    Memory memory = memory_on_host();
+    OptimizerState state = *given;
+    Map map;
+    map_open(&map, &memory, MEMORY_HOST, &given->map->of, given->map->rank);
+    state.map = &map;
+    o->state = &state;
+    o->items = (OwnersItem*)memory_take(&memory, "rounds", MEMORY_HOST, (size_t)o->most * sizeof(OwnersItem));
+    owners_measure_(o);
+    memory_close(&memory);
+    o->state = given;
+    o->items = NULL;
+}
+
 static float* owners_take_(const Owners* o, Memory* memory, size_t elements) {
     return (float*)memory_take(memory, "scratch: matrices of an update", MEMORY_DEVICE,
                                elements * (size_t)(1 + o->has_weights) * sizeof(float));
 }
 
-void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerState* state,
-                 const ZeroPlan* plan, const Freeze* freeze) {
+void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerState* state) {
     memset(o, 0, sizeof(*o));
     o->state = state;
-    o->plan = *plan;
-    o->freeze = freeze;
-    o->tensor_ranks = model_tensor_ranks(state->cfg);
-    o->tensor_rank = o->tensor_ranks > 1 ? state->cfg.part.tensor_rank : 0;
+    o->tensor_ranks = state->map->of.tensor;
+    o->tensor_rank = map_place(&state->map->of, state->map->rank).tensor;
     o->has_weights = state->optimizer.sums_weights;
     for (int k = 0; k < state->num_matrices; k++) {
         o->most =
@@ -281,16 +279,13 @@ void owners_open(Owners* o, Memory* memory, MemoryPlace lists, const OptimizerSt
     if (o->most == 0) {
         return;
     }
-    const size_t items = (size_t)o->most * sizeof(OwnersItem);
-    OwnersItem* own = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", lists, items);
-    // a dry ledger gives none
-    o->items = own ? own : (OwnersItem*)check_alloc(items, 1, "rounds of an update");
-    owners_measure_(o, PLACE_ONCE);
-    owners_measure_(o, PLACE_BLOCK);
-    if (!own) {
-        free(o->items);
+    o->items = (OwnersItem*)memory_take(memory, "scratch: rounds of an update", lists,
+                                        (size_t)o->most * sizeof(OwnersItem));
+    if (memory_is_dry(memory)) {
+        owners_measure_dry_(o);
+    } else {
+        owners_measure_(o);
     }
-    o->items = own;
     // To the owners of all matrices, and from the ranks that have parts of a data rank's: two each,
     // with the weights or the rate.
     o->moves = (GroupMove*)memory_take(memory, "scratch: rounds of an update", lists,
@@ -344,7 +339,8 @@ int owners_moves_of_data(const Owners* o, int count, OwnersWay way, int rank) {
     OwnersMoves_ moves = {o, way, 0};
     for (int i = 0; i < count; i++) {
         const OwnersItem* item = &o->items[i];
-        const int data = owners_data_(o, item->group), own = owners_data_rank_(o, item->group);
+        const int data = map_owners(o->state->map, item->bucket),
+                  own = map_owner(o->state->map, item->bucket);
         if (way == OWNERS_THERE && !item->is_cut && item->owner_tensor != o->tensor_rank) {
             continue;
         }
@@ -373,7 +369,7 @@ int owners_moves_of_tensor(const Owners* o, int count, OwnersWay way) {
         const OwnersItem* item = &o->items[i];
         const int is_owner = item->owner_tensor == o->tensor_rank;
         float *piece = o->pieces + item->piece_at, *part = o->parts;
-        if (o->tensor_ranks == 1 || item->owner_data != owners_data_rank_(o, item->group) ||
+        if (o->tensor_ranks == 1 || item->owner_data != map_owner(o->state->map, item->bucket) ||
             (!item->is_cut && way == OWNERS_THERE)) {
             continue;
         }
@@ -424,22 +420,6 @@ int owners_runs(const Owners* o, const OwnersItem* item, int j, OwnersRun runs[O
     return count;
 }
 
-ZeroRange owners_range(const Owners* o, const OwnersItem* item) {
-    const ZeroPiece piece = zero_piece(&o->plan, item->group, ZERO_TRAINED);
-    const size_t in_group = owners_offset_(o, item) + item->share.begin,
-                 in_piece = zero_group_begin(&o->plan, item->group) + in_group - piece.full;
-    const ZeroRange range = {piece.full + in_piece,
-                             piece.owned + in_piece,
-                             in_piece,
-                             0,
-                             item->part.begin + item->share.begin,
-                             item->share.count,
-                             item->x.of->row,
-                             item->x.copy,
-                             item->group};
-    return range;
-}
-
 // ---- the CPU ----
 
 // Arguments of an update on the CPU.
@@ -452,23 +432,23 @@ typedef struct {
 } OwnersCpu_;
 
 static void owners_operand_(const OwnersCpu_* u, const OwnersItem* item) {
-    const ZeroRange range = owners_range(u->o, item);
+    const MapRange* range = &item->share;
     float* share = u->o->shares + item->share_at;
-    if (range.count > 0) {
-        optimizer_operand_cpu(u->o->state, &range, share, zero_range_gradient_cpu(u->zero, &range),
-                              u->update);
+    if (range->count > 0) {
+        optimizer_operand_cpu(u->o->state, range, share, zero_range_gradient_cpu(u->zero, range), u->update);
         if (u->o->has_weights) {
-            memcpy(share + u->o->shares_room, u->zero->params + range.full, range.count * sizeof(float));
+            memcpy(share + u->o->shares_room, zero_range_params_cpu(u->zero, range),
+                   range->count * sizeof(float));
         }
     }
 }
 
 static void owners_move_(const OwnersCpu_* u, const OwnersItem* item) {
-    const ZeroRange range = owners_range(u->o, item);
+    const MapRange* range = &item->share;
     const float* share = u->o->shares + item->share_at;
-    if (range.count > 0) {
-        optimizer_move_cpu(u->o->state, item->x, &range, u->zero->params + range.full, share,
-                           share[range.count], u->update);
+    if (range->count > 0) {
+        optimizer_move_cpu(u->o->state, item->x, range, zero_range_params_cpu(u->zero, range), share,
+                           share[range->count], u->update);
     }
 }
 
@@ -508,7 +488,7 @@ static void owners_turn_(const OwnersCpu_* u, const OwnersItem* item) {
 // Makes a round.
 static void owners_round_cpu_(const OwnersCpu_* u, int count) {
     Owners* o = u->o;
-    Group* data = zero_ranks_cpu(u->zero, map_trained(u->zero->map, o->items[0].group));
+    Group* data = zero_ranks_cpu(u->zero, o->items[0].bucket);
     for (int i = 0; i < count; i++) {
         owners_operand_(u, &o->items[i]);
     }

@@ -29,14 +29,16 @@ typedef enum { UPDATE_PUT_ASIDE_, UPDATE_TAKE_BACK_ } UpdateMove_;
 // Copies the parameters that this rank updates to where their gradient was, as T, or back.
 template <class T>
 static inline void update_groups_move_(const OptimizerUpdate<T>& u, UpdateMove_ move, const Gpu* gpu) {
+    const Map* map = u.plan->state->map;
     T* aside = (T*)zero_update_gradient(u.zero).data;
     zero_join_updates(u.zero); // nothing reads or gathers parameters any more
-    for (int g = 0; g < u.zero->plan.groups; g++) {
-        const ZeroPiece piece = zero_piece(&u.zero->plan, g, ZERO_TRAINED);
-        T *there = aside + piece.owned, *here = u.params + piece.kept;
-        if (piece.count > 0) {
+    for (int g = 0; g < model_groups(map->cfg); g++) {
+        const Bucket* b = map_trained(map, g);
+        if (b) {
+            const MapSpan own = b->in[MAP_OWNED];
+            T *there = aside + own.begin, *here = u.params + zero_owned_in_kept(b);
             CUDA_CHECK(cudaMemcpyAsync(move == UPDATE_PUT_ASIDE_ ? there : here,
-                                       move == UPDATE_PUT_ASIDE_ ? here : there, piece.count * sizeof(T),
+                                       move == UPDATE_PUT_ASIDE_ ? here : there, own.count * sizeof(T),
                                        cudaMemcpyDefault, gpu->stream));
         }
     }
@@ -59,8 +61,7 @@ static inline void update_groups_hide_average(const OptimizerUpdate<T>& u, const
     void* aside = zero_update_gradient(u.zero).data;
     update_groups_move_(u, UPDATE_TAKE_BACK_, gpu);
     if (aside == u.zero->grads.data) {
-        CUDA_CHECK(
-            cudaMemsetAsync(aside, 0, zero_count(&u.zero->plan, ZERO_UPDATED) * sizeof(T), gpu->stream));
+        CUDA_CHECK(cudaMemsetAsync(aside, 0, u.plan->state->map->totals.updated * sizeof(T), gpu->stream));
     }
     zero_gather_parameters(u.zero);
 }

@@ -18,7 +18,6 @@ needs:   one rank, one micro-step an update, no graph
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/gpu/results.cuh"
 #include "llmc/parallel/zero.cuh"
-#include "llmc/parallel/zero.h"
 
 typedef struct {
     ZeroGpu* zero;
@@ -74,8 +73,11 @@ static inline void in_backward_gpu_close(InBackwardGpu* n) {
 // Queues the sum of squares of the gradient of group g, which is then pending.
 static inline void in_backward_sum_(InBackwardGpu* n, int g, InBackward* hook) {
     const Gpu* beside = zero_begin_update(n->zero);
-    gradient_square_sum_of<floatX>(&n->results->on_gpu->square_sum, zero_group_gradient(n->zero, g),
-                                   zero_trained_elements(&n->zero->plan, g), GRADIENT_SET, n->norm, beside);
+    const MapSpan in = map_trained(n->update.plan->state->map, g)->in[MAP_GRADIENTS];
+    const Gradient all = zero_update_gradient(n->zero),
+                   group = {(char*)all.data + in.begin * dtype_bytes(all.dtype), all.dtype};
+    gradient_square_sum_of<floatX>(&n->results->on_gpu->square_sum, group, in.count, GRADIENT_SET, n->norm,
+                                   beside);
     CUDA_CHECK(cudaMemcpyAsync(n->results->on_host, n->results->on_gpu, step_result_bytes(1),
                                cudaMemcpyDeviceToHost, beside->stream));
     step_results_copy_statistics(n->results, beside->stream);
@@ -87,22 +89,21 @@ static inline void in_backward_sum_(InBackwardGpu* n, int g, InBackward* hook) {
 // Decides on the pending group, if any, and queues its update: before its buffer of gradients is
 // written again.
 static inline void update_pending_group(InBackwardGpu* n) {
-    const ZeroPlan* plan = &n->zero->plan;
+    const Map* map = n->update.plan->state->map;
     const StepResult* result = n->results->on_host;
-    const int g = n->group, last = plan->groups - 1;
-    const int is_first = g == last || plan->first_block == last; // all blocks are frozen
+    const int g = n->group, last = model_groups(map->cfg) - 1;
     OptimizerUpdate<floatX> u = n->update;
     if (g < 0) {
         return;
     }
-    const ZeroPiece piece = zero_piece(plan, g, ZERO_TRAINED);
+    const MapSpan own = update_owned(map, g);
     CUDA_CHECK(cudaEventSynchronize(n->summed));
-    if (is_first) {
+    if (g == last || !map_trained(map, last)) { // or all blocks are frozen
         in_backward_losses(n->hook, result->losses[0]);
     }
     if (in_backward_group(n->hook, g, result->square_sum, &u.update)) {
-        u.grads = zero_gradient_at_group(n->zero, g);
-        optimizer_update_part(u, piece.owned, piece.count, &n->zero->comm);
+        u.grads = zero_update_gradient(n->zero);
+        optimizer_update_part(u, own.begin, own.count, &n->zero->comm);
     }
     zero_end_update(n->zero, g);
     n->group = -1;
@@ -110,7 +111,7 @@ static inline void update_pending_group(InBackwardGpu* n) {
 
 // Starts the update of group g, whose gradient is complete. Does nothing without a hook.
 static inline void update_group_in_backward(InBackwardGpu* n, int g, InBackward* hook) {
-    if (hook && zero_has_gradient(&n->zero->plan, g)) {
+    if (hook && map_trained(n->update.plan->state->map, g)) {
         update_pending_group(n);
         in_backward_sum_(n, g, hook);
     }

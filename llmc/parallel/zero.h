@@ -376,10 +376,8 @@ void zero_add_pieces_cpu(float* shard, const float* pieces, ZeroPieces of, int a
 typedef struct {
     ZeroPlan plan;
     const Map* map;
-    Group* group;      // the data group
-    Group* same;       // ranks with the same experts
-    ZeroRange* ranges; // ranges that this rank owns
-    int num_ranges;
+    Group* group;          // the data group
+    Group* same;           // ranks with the same experts
     float *params, *grads; // the model's
     float* shard;          // the reduced gradient; `grads` if the map has no place for it
     float* pieces;         // one piece of a group's gradient from each rank; NULL with one rank
@@ -390,10 +388,9 @@ typedef struct {
 // each trained_block after the one before.
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
 
-// Opens the parts of a rank of the data group. `rows` lay out full arrays; params and grads are the
-// model's, filled with zeros.
-void zero_open_cpu(Zero* z, Memory* memory, const Map* map, ZeroPlan plan, ModelConfig cfg,
-                   const TensorRow* rows, float* params, float* grads, Group* data, Group* same);
+// Opens the parts of a rank of the data group; params and grads are the model's, filled with zeros.
+void zero_open_cpu(Zero* z, Memory* memory, const Map* map, ZeroPlan plan, float* params, float* grads,
+                   Group* data, Group* same);
 
 // Returns the gradients of a bucket, as the backward pass left them; with divided experts, first
 // those on the tokens of the first neighbor.
@@ -438,14 +435,14 @@ static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum,
     gradient_square_sum_cpu(sum, zero_grads_of_(z, b), b->elements, partial);
 }
 
-// Returns the reduced gradient of the elements of group g that this rank updates; if blocks share a
-// buffer, only while its block has it.
-float* zero_update_gradient_cpu(const Zero* z, int g);
-
-// Returns that of a range.
-static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
-    const Bucket* b = map_trained(z->map, range->group);
-    return zero_update_gradient_cpu(z, range->group) + (range->owned - b->in[MAP_OWNED].begin);
+// Return the parameters of a range that this rank updates, and their reduced gradient: if blocks
+// share a buffer, only while the range's block has it.
+static inline float* zero_range_params_cpu(const Zero* z, const MapRange* range) {
+    return z->params + map_range_at(z->map, range, MAP_KEPT);
+}
+static inline float* zero_range_gradient_cpu(const Zero* z, const MapRange* range) {
+    const MapSpace space = map_update_space(z->map);
+    return (space == MAP_GRADIENTS ? z->grads : z->shard) + map_range_at(z->map, range, space);
 }
 
 // Returns the ranks that divide a bucket.
@@ -755,11 +752,10 @@ size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     return once + (size_t)plan->experts * own + zero_embedding_elements_(plan);
 }
 
-void zero_open_cpu(Zero* z, Memory* memory, const Map* map, ZeroPlan plan, ModelConfig cfg,
-                   const TensorRow* rows, float* params, float* grads, Group* data, Group* same) {
+void zero_open_cpu(Zero* z, Memory* memory, const Map* map, ZeroPlan plan, float* params, float* grads,
+                   Group* data, Group* same) {
     const size_t reduced = map->totals.elements[MAP_REDUCED] * sizeof(float),
-                 pieces = plan.size > 1 ? map->totals.largest_gradient * sizeof(float) : 0,
-                 ranges = (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
+                 pieces = plan.size > 1 ? map->totals.largest_gradient * sizeof(float) : 0;
     memset(z, 0, sizeof(*z));
     z->plan = plan;
     z->map = map;
@@ -772,10 +768,6 @@ void zero_open_cpu(Zero* z, Memory* memory, const Map* map, ZeroPlan plan, Model
     }
     if (pieces > 0) {
         z->pieces = (float*)memory_take(memory, "gradients: pieces", MEMORY_DEVICE, pieces);
-    }
-    z->ranges = (ZeroRange*)memory_take(memory, "scratch: ranges of parameters", MEMORY_DEVICE, ranges);
-    if (!memory_is_dry(memory)) {
-        z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
     }
 }
 
@@ -852,11 +844,6 @@ void zero_add_embedding_cpu(Zero* z) {
             zero_add_cpu_(z->grads + map_at(m, s, MAP_GRADIENTS), embedding + at, count);
         }
     }
-}
-
-float* zero_update_gradient_cpu(const Zero* z, int g) {
-    const Bucket* b = map_trained(z->map, g);
-    return map_update_space(z->map) == MAP_GRADIENTS ? zero_grads_of_(z, b) : zero_reduced_of_(z, b);
 }
 
 void zero_gather_parameters_cpu(Zero* z) {

@@ -101,18 +101,17 @@ static void plan_count_copy_(Memory* memory, const Settled* s) {
     const Options* o = &s->options;
     const int is_gpu = o->program.trainer == OPTION_GPU,
               copies = is_gpu ? o->output.dir[0] && s->use == USE_TRAIN : checkpoints_copy(o);
-    const MapOf of = settled_map(s, 1);
-    const int rank = grid_rank(&s->ranks.grid);
     OptimizerState state;
-    optimizer_state_open(&state, s->optimizer, &s->zero, s->part);
+    Map map;
+    settled_state(&state, &map, s);
     if (copies) {
         memory_count(memory, is_gpu ? "pinned copy to save" : "copy to save",
                      is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
-                     checkpoints_bytes(&of, rank, &state, s->saved_dtype, o->output.model_file_gb));
+                     checkpoints_bytes(&map.of, map.rank, &state, s->saved_dtype, o->output.model_file_gb));
     }
     if (o->output.dir[0] && s->use == USE_TRAIN) {
         memory_count(memory, "average to save", is_gpu ? MEMORY_HOST : MEMORY_DEVICE,
-                     checkpoints_average_bytes(&of, rank, s->saved_dtype, o->output.model_file_gb));
+                     checkpoints_average_bytes(&map.of, map.rank, s->saved_dtype, o->output.model_file_gb));
     }
 }
 
@@ -260,7 +259,8 @@ void plan_print_memory(FILE* file, const Settled* s, const Memory* memory) {
 // Returns the bytes of matrices that a rank sends in a step, to their owners and back.
 static double plan_operand_bytes_(const Settled* s) {
     OptimizerState state;
-    optimizer_state_open(&state, s->optimizer, &s->zero, s->part);
+    Map map;
+    settled_state(&state, &map, s);
     return owners_bytes(&state);
 }
 

@@ -240,6 +240,14 @@ static inline MapOf settled_map(const Settled* s, int places) {
     return of;
 }
 
+// Opens the state of the optimizer with a map that has sizes alone.
+static inline void settled_state(OptimizerState* state, Map* map, const Settled* s) {
+    Memory dry = memory_dry();
+    const MapOf of = settled_map(s, 1);
+    map_open(map, &dry, MEMORY_HOST, &of, grid_rank(&s->ranks.grid));
+    optimizer_state_open(state, s->optimizer, map);
+}
+
 // Returns the settings for options without any "auto"; settle() is for the others.
 static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelUse use, Ranks ranks,
                                  SafeTensorsDtype dtype) {

@@ -66,30 +66,6 @@ struct Model {
     size_t params_bytes, state_bytes;
 };
 
-static size_t group_begin_bytes(const Model* model, int g) {
-    const ZeroPlan plan = zero_plan(TINY, 0, 0, 1);
-    return zero_group_begin(&plan, g) * safetensors_dtype_bytes(model->dtype);
-}
-
-static void* get_group(Model* model, int g, void* group) {
-    char* place = model->params + group_begin_bytes(model, g);
-    return group ? memcpy(group, place, group_begin_bytes(model, g + 1) - group_begin_bytes(model, g))
-                 : place;
-}
-
-// Where the state of a model of one process lies in memory: v behind m.
-static const OptimizerState* layout_of(ModelConfig cfg) {
-    static OptimizerState layout;
-    const ZeroPlan plan = zero_plan(cfg, 0, 0, 1);
-    optimizer_state_open(&layout, adamw, &plan, cfg);
-    return &layout;
-}
-
-static void* get_state(Model* model, int slot, size_t at, void* state, size_t bytes) {
-    char* place = model->state + layout_of(TINY)->slots[slot].offset_bytes + at;
-    return state ? memcpy(state, place, bytes) : place;
-}
-
 // Returns the map of one process, which updates everything.
 static const Map* map_of(ModelConfig cfg) {
     static Memory memory;
@@ -100,6 +76,25 @@ static const Map* map_of(ModelConfig cfg) {
     memory = memory_on_host();
     map_open(&map, &memory, MEMORY_HOST, &of, 0);
     return &map;
+}
+
+static void* get_group(Model* model, int g, void* group) {
+    const Map* m = map_of(TINY);
+    const size_t bytes = safetensors_dtype_bytes(model->dtype);
+    char* place = model->params + map_trained(m, g)->in[MAP_PARAMETERS].begin * bytes;
+    return group ? memcpy(group, place, map_group_elements(m, g) * bytes) : place;
+}
+
+// Where the state of a model of one process lies in memory: v behind m.
+static const OptimizerState* layout_of(ModelConfig cfg) {
+    static OptimizerState layout;
+    optimizer_state_open(&layout, adamw, map_of(cfg));
+    return &layout;
+}
+
+static void* get_state(Model* model, int slot, size_t at, void* state, size_t bytes) {
+    char* place = model->state + layout_of(TINY)->slots[slot].offset_bytes + at;
+    return state ? memcpy(state, place, bytes) : place;
 }
 
 static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtype) {
@@ -138,9 +133,8 @@ static void fill_squares(float* memory, size_t n, float value) {
 }
 
 static Model model_of(SafeTensorsDtype dtype) {
-    const ZeroPlan plan = zero_plan(TINY, 0, 0, 1);
     const size_t bytes = copy_bytes(dtype),
-                 params = zero_count(&plan, ZERO_FULL) * safetensors_dtype_bytes(dtype);
+                 params = map_of(TINY)->totals.elements[MAP_PARAMETERS] * safetensors_dtype_bytes(dtype);
     char* memory = check_alloc(bytes, 1, "model");
     return (Model){dtype, memory, memory + params, params, bytes - params};
 }

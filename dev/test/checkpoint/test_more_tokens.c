@@ -20,21 +20,25 @@ enum { OWN_V = 270, EXTENDED_V = 290, TEXT_BYTES = 4000 };
 static const ModelConfig SMALL = {
     .max_T = 8, .V = OWN_V, .Vp = 384, .L = 2, .NH = 2, .C = 8, .arch = ARCH_LLAMA, .has_head = 1};
 
-// Parameters, laid out by the rows of a ZeroPlan.
+// Parameters, laid out by a map.
 struct Model {
-    ZeroPlan zero;
+    Map map;
     float* memory;
 };
 
+static float* group_at(const Model* model, int g) {
+    return model->memory + map_trained(&model->map, g)->in[MAP_PARAMETERS].begin;
+}
+
 static void* group_of(Model* model, int g, void* group) {
     EXPECT(!group, "in place");
-    return model->memory + zero_group_begin(&model->zero, g);
+    return group_at(model, g);
 }
 
 static void keep_group(Model* model, int g, const float* group) {
-    float* place = model->memory + zero_group_begin(&model->zero, g);
+    float* place = group_at(model, g);
     if (place != group) {
-        memcpy(place, group, zero_group_elements(&model->zero, g) * sizeof(float));
+        memcpy(place, group, map_group_elements(&model->map, g) * sizeof(float));
     }
 }
 
@@ -114,26 +118,23 @@ static void expect_others(const TensorRow* rows, const float* got, const TensorR
     }
 }
 
-static void test_load(const MoreTokens* more, ModelConfig cfg, ZeroPlan zero, int in_place,
-                      const TensorRow* own_rows, const float* own) {
+static void test_load(const MoreTokens* more, MapOf of, int rank, int in_place, const TensorRow* own_rows,
+                      const float* own) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     int tensors = 0;
-    Model model = {zero, (float*)check_alloc(zero_count(&zero, ZERO_FULL), sizeof(float), "model")};
+    Model model;
     Memory memory = memory_on_host();
-    MapOf of = map_of_model(cfg);
-    Map map;
     OptimizerState state;
-    of.stage = zero.stage;
-    of.data = of.replica = zero.size;
-    map_open(&map, &memory, MEMORY_HOST, &of, zero.rank);
-    optimizer_state_open(&state, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), &zero, cfg);
+    map_open(&model.map, &memory, MEMORY_HOST, &of, rank);
+    optimizer_state_open(&state, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), &model.map);
+    model.memory = (float*)memory_take(&memory, "model", MEMORY_HOST,
+                                       map_parameter_rows(&model.map, rows, sizeof(float)));
     const ModelFiles files = {.model = &model,
                               .access = {.get_group = group_of, .set_group = keep_group, .loaded = is_loaded},
-                              .map = &map,
+                              .map = &model.map,
                               .state = &state,
                               .in_place = in_place};
     load_model(&files, test_path("own"), HF_LAST, 0, more, NULL);
-    zero_parameter_rows(rows, &zero, cfg, sizeof(float));
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (rows[i].init == INIT_VOCAB && rows[i].layers > 0) {
             expect_vocab((const float*)tensor_at_layer(&rows[i], model.memory, 0),
@@ -144,7 +145,6 @@ static void test_load(const MoreTokens* more, ModelConfig cfg, ZeroPlan zero, in
     }
     EXPECT(tensors == 2, "%d tensors of the vocabulary", tensors);
     expect_others(rows, model.memory, own_rows, own);
-    free(model.memory);
     memory_close(&memory);
 }
 
@@ -160,9 +160,12 @@ TEST(more_tokens) {
     cfg.V = EXTENDED_V;
     cfg.Vp = model_padded_vocab(EXTENDED_V);
     const MoreTokens more = {OWN_V, &own, &extended};
-    test_load(&more, cfg, zero_plan(cfg, 0, 0, 1), 1, rows, memory);
+    MapOf of = map_of_model(cfg);
+    test_load(&more, of, 0, 1, rows, memory);
+    of.stage = 3;
+    of.data = of.replica = 2;
     for (int rank = 0; rank < 2; rank++) {
-        test_load(&more, cfg, zero_plan(cfg, 3, rank, 2), 0, rows, memory);
+        test_load(&more, of, rank, 0, rows, memory);
     }
     free(memory);
     tokenizer_close(&own);

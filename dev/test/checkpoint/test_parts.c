@@ -13,7 +13,6 @@
 #include "llmc/model/map.h"
 #include "llmc/optim/matrices.h"
 #include "llmc/parallel/grid.h"
-#include "llmc/parallel/zero.h"
 
 enum { MOST_RANKS = 64 };
 
@@ -45,24 +44,10 @@ typedef struct {
     int is_check;
 } State;
 
-// Returns the plan of a rank.
-static ZeroPlan plan_of(const Map* m) {
-    const MapOf* of = &m->of;
-    const Freeze own = freeze_of_part(&of->freeze, m->cfg);
-    ZeroPlan plan =
-        zero_plan_two_levels(m->cfg, of->stage, map_place(of, m->rank).data, of->data, of->replica);
-    plan.experts = of->experts;
-    if (of->stage < 3) {
-        zero_plan_freeze(&plan, m->cfg, own.rows, freeze_first_copy(&own, m->cfg));
-    }
-    return plan;
-}
-
 static State state_of(const Map* m, Optimizer optimizer, int is_check) {
-    const ZeroPlan plan = plan_of(m);
     State state = {.map = m, .is_check = is_check};
     optimizer.frozen = m->of.freeze.rows;
-    optimizer_state_open(&state.layout, optimizer, &plan, m->cfg);
+    optimizer_state_open(&state.layout, optimizer, m);
     for (int slot = 0; slot < MAP_SLOTS; slot++) {
         const size_t bytes = state.layout.slots[slot].bytes;
         state.slots[slot] = bytes ? (char*)memset(check_alloc(bytes, 1, "slot"), 0xFF, bytes) : NULL;

@@ -1,5 +1,5 @@
 /*
-map_test.h -- random models and grids for tests of the map; and the map of a plan of ZeRO.
+map_test.h -- random models and grids for tests of the map, and the optimizer's state in one.
 */
 #ifndef DEV_MAP_TEST_H
 #define DEV_MAP_TEST_H
@@ -7,7 +7,6 @@ map_test.h -- random models and grids for tests of the map; and the map of a pla
 #include "llmc/base/rand.h"
 #include "llmc/model/map.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/parallel/zero.h"
 
 static inline int map_test_below(Rand* random, int n) { return (int)rand_below(random, (uint32_t)n); }
 
@@ -72,39 +71,13 @@ static inline MapOf map_test_settings(Rand* random) { return map_test_grid(rando
 
 static inline int map_test_ranks(const MapOf* of) { return of->tensor * of->data * of->pipeline; }
 
-// Returns the map's settings for a plan, whose layers take turns in `ring` places.
-static inline MapOf map_of_plan(ModelConfig cfg, const ZeroPlan* plan, int ring) {
-    MapOf of = map_of_model(model_of_part(cfg));
-    of.tensor = model_tensor_ranks(cfg);
-    of.data = plan->size;
-    of.replica = plan->shards;
-    of.experts = plan->experts;
-    of.stage = plan->stage;
-    of.ring_gradients = plan->shares_buffer ? ring : 0;
-    of.ring_parameters = plan->stage >= 3 ? ring : 0;
-    of.freeze.rows = plan->frozen;
-    for (int l = 0; l < cfg.L; l++) {
-        of.freeze.in_block[l] = model_copy(cfg, l) < plan->first_block ? ~0u : plan->frozen;
-    }
-    return of;
-}
-
-static inline void map_open_of_plan(Map* m, Memory* memory, ModelConfig cfg, const ZeroPlan* plan, int ring) {
-    const MapOf of = map_of_plan(cfg, plan, ring);
-    map_open(m, memory, MEMORY_HOST, &of, plan->rank * of.tensor + cfg.part.tensor_rank);
-}
-
-// Opens the map of a plan with the state of an optimizer, on a GPU's ranks; `freeze` is that of the
-// plan if it is NULL.
-static inline void map_open_with_state(Map* m, Memory* memory, ModelConfig cfg, const ZeroPlan* plan,
-                                       Optimizer optimizer, const Freeze* freeze) {
-    MapOf of = map_of_plan(cfg, plan, 2);
-    if (freeze) {
-        of.freeze = *freeze;
-        of.freeze.rows = optimizer.frozen;
-    }
+// Opens the state of an optimizer in a rank, with its map.
+static inline void map_test_state(OptimizerState* s, Map* m, Memory* memory, MapOf of, int rank,
+                                  Optimizer optimizer) {
+    optimizer.frozen |= of.freeze.rows;
     optimizer_set_map(&of, optimizer);
-    map_open(m, memory, MEMORY_HOST, &of, plan->rank);
+    map_open(m, memory, MEMORY_HOST, &of, rank);
+    optimizer_state_open(s, optimizer, m);
 }
 
 #endif

@@ -28,7 +28,7 @@ static void plan_test_add_(const char* what, size_t bytes) {
     // freed before the model is open.
     static const char* const unplanned[] = {
         "algorithms of matmuls", "events",           "chunks of the optimizer's state",
-        "tensors of an update",  "files of a model", "frozen parameters",
+        "tensors of an update",  "files of a model", "ranges of an update",
         "adafactor: tensors",    "adafactor: tiles", "the teacher"};
     for (size_t i = 0; i < sizeof(unplanned) / sizeof(unplanned[0]); i++) {
         if (strcmp(what, unplanned[i]) == 0) {

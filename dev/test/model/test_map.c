@@ -114,6 +114,9 @@ static void check_slots(const Map* m) {
 // The pointers of a layer are the places of its tensors.
 static void check_bind(const Map* m) {
     static char memory[1];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t all = map_parameter_rows(m, rows, 1);
+    EXPECT(m->of.ring_parameters > 0 || all == m->totals.elements[MAP_PARAMETERS], "%zu parameters", all);
     for (int l = 0; l < m->cfg.L; l++) {
         const ModelParameters p = map_bind(m, MAP_PARAMETERS, memory, 1, l);
         for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -124,7 +127,84 @@ static void check_bind(const Map* m) {
             EXPECT(s ? at == memory + map_at(m, s, MAP_PARAMETERS) : at == NULL, "%s of layer %d",
                    m->rows[i].name, l);
             EXPECT(!s || s->piece.first == 0, "%s of layer %d", m->rows[i].name, l);
+            EXPECT(!s || m->of.ring_parameters > 0 ||
+                       at == (char*)tensor_at_layer(&rows[i], memory, tensor_copy(&rows[i], l)),
+                   "the row of %s in layer %d", m->rows[i].name, l);
         }
+    }
+}
+
+// ---- ranges ----
+
+// Where the elements of a tensor of a layer are in a space; MAP_NONE: nowhere.
+typedef struct {
+    size_t elements, *at;
+} Places;
+
+static Places places_of(const Map* m, Memory* memory, const Shard* first, MapSpace space) {
+    const size_t elements = tensor_layer_elements(&m->rows[first->tensor]);
+    const Places p = {elements,
+                      (size_t*)memory_take(memory, "places", MEMORY_HOST, elements * sizeof(size_t))};
+    memset(p.at, 0xFF, elements * sizeof(size_t));
+    for (const Shard* s = first; s < m->shards + m->num_shards && s->tensor == first->tensor; s++) {
+        for (size_t k = 0; k < s->piece.count && s->layer == first->layer && map_has(m, s, space); k++) {
+            p.at[s->offset - first->offset + k] = map_at(m, s, space) + k;
+        }
+    }
+    return p;
+}
+
+// A range, which has been cut to elements begin ... end - 1 of a tensor, is those of them that a
+// space has.
+static void check_range(const Map* m, Places p, MapRange range, size_t begin, size_t end, MapSpace space) {
+    size_t wrong = 0, count = 0;
+    for (size_t e = 0; e < p.elements; e++) {
+        const int has = p.at[e] != MAP_NONE && begin <= e && e < end,
+                  is_in = range.before <= e && e < range.before + range.count;
+        wrong += has != is_in || (has && p.at[e] != map_range_at(m, &range, space) + (e - range.before));
+        count += (size_t)has;
+    }
+    EXPECT(wrong == 0 && count == range.count, "space %d: %zu elements, wanted %zu, %zu elsewhere", space,
+           range.count, count, wrong);
+}
+
+static void check_ranges(const Map* m, Rand* random, MapSpace space) {
+    for (const Bucket* b = m->buckets; b < m->buckets + m->num_buckets && b->kind != MAP_EMBEDDING; b++) {
+        MapRange next = {NULL, 0, 0, 0};
+        size_t count = 0, all = 0;
+        for (const Shard* s = m->shards + b->first; s < m->shards + b->first + b->count; s++) {
+            Memory memory = memory_on_host();
+            all += map_has(m, s, space) ? s->piece.count : 0;
+            if (map_find(m, s->tensor, s->layer) == s) {
+                const Places p = places_of(m, &memory, s, space);
+                const size_t begin = rand_below(random, (uint32_t)p.elements),
+                             end = begin + rand_below(random, (uint32_t)p.elements);
+                const MapRange range = map_range(m, s->tensor, s->layer, space);
+                check_range(m, p, range, 0, p.elements, space);
+                check_range(m, p, map_part_of_range(range, begin, end - begin), begin, end, space);
+            }
+            memory_close(&memory);
+        }
+        while (map_next_range(m, b, space, &next)) {
+            const MapRange range = map_range(m, next.shard->tensor, next.shard->layer, space);
+            EXPECT(next.before == range.before && next.count == range.count, "the next range");
+            count += next.count;
+        }
+        EXPECT(count == all, "bucket %td: ranges of %zu elements, wanted %zu", b - m->buckets, count, all);
+    }
+}
+
+SERIAL_TEST(map_ranges) {
+    for (uint64_t seed = 1; seed <= 30 && !test_failures_; seed++) {
+        Rand random = rand_open(seed, 2);
+        const MapOf of = map_test_settings(&random);
+        Memory memory = memory_on_host();
+        Map m;
+        map_open(&m, &memory, MEMORY_HOST, &of, map_test_below(&random, map_test_ranks(&of)));
+        for (int space = 0; space < MAP_SPACES; space++) {
+            check_ranges(&m, &random, (MapSpace)space);
+        }
+        memory_close(&memory);
     }
 }
 

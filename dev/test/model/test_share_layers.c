@@ -8,7 +8,7 @@
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/model/share_layers.h"
-#include "llmc/parallel/zero.h"
+#include "llmc/model/map.h"
 #include <sys/stat.h>
 
 #include "dev/test/lib/test.h"
@@ -148,26 +148,26 @@ TEST(freeze) {
     }
 }
 
-// Each process has a part of every group, and their parts are all that is in memory, once.
-TEST(zero) {
+// Each process owns a part of every block, and their parts are all that is in memory, once.
+TEST(owned) {
     enum { SIZE = 3 };
     for (int i = 0; i < NUM_CASES; i++) {
         const ModelConfig cfg = config_of(CASES[i].word);
-        TensorRow rows[MODEL_PARAMETER_ROWS];
-        ZeroRange* ranges = check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
+        MapOf of = map_of_model(cfg);
         size_t count = 0;
+        of.stage = 1;
+        of.data = of.replica = SIZE;
         for (int rank = 0; rank < SIZE; rank++) {
-            const ZeroPlan plan = zero_plan(cfg, 1, rank, SIZE);
-            zero_parameter_rows(rows, &plan, cfg, sizeof(float));
-            const int n = zero_ranges(&plan, rows, cfg, ranges);
-            EXPECT(plan.groups == 1 + CASES[i].blocks && n <= zero_max_ranges(cfg), "%s: %d groups",
-                   CASES[i].word, plan.groups);
-            for (int r = 0; r < n; r++) {
-                count += ranges[r].count;
+            Memory memory = memory_on_host();
+            Map m;
+            map_open(&m, &memory, MEMORY_HOST, &of, rank);
+            EXPECT(m.num_buckets == 1 + CASES[i].blocks, "%s: %d buckets", CASES[i].word, m.num_buckets);
+            for (const Shard* s = m.shards; s < m.shards + m.num_shards; s++) {
+                count += map_has(&m, s, MAP_OWNED) ? s->piece.count : 0;
             }
+            memory_close(&memory);
         }
         EXPECT((double)count == model_count_stored(cfg), "%s: %zu elements", CASES[i].word, count);
-        free(ranges);
     }
 }
 

@@ -2,35 +2,50 @@
 // of master weights, and parameters are set to it.
 #include "llmc/optim/optimizer.cuh"
 #include "dev/test/lib/gpu_ops.h"
+#include "dev/test/lib/map_ops.h"
 
 static const ModelConfig SMALL = {5, 60, 64, 3, 2, 20, SHARE_OFF};
 
 // A model's parameters and state on the device, and the state on the host, whose average is the
 // CPU's.
 template <class T> struct Averaged {
-    ZeroPlan zero;
+    const Map* map;
     OptimizerState state, host;
     OptimizerPlan plan;
     Memory memory;
     OptimizerUpdate<T> u;
-    size_t kept, pieces; // elements of the parameters in memory; of the largest piece
-    float* widened;      // (pieces) on the device
+    size_t kept;              // elements of the parameters in memory
+    float *widened, *on_host; // (kept) on the device, and on the host
 };
 
+// Returns n elements of a space on the device: random, and padding of zeros.
+template <class T> static T* random_elements(const Map* map, MapSpace space, size_t n, const Gpu* gpu) {
+    float *x = ops_floats(n), *random = ops_normal(n, 1);
+    memset(x, 0, n * sizeof(float));
+    for (int i = 0; i < map->num_buckets; i++) {
+        MapRange range = {};
+        while (map_next_range(map, &map->buckets[i], space, &range)) {
+            const size_t at = map_range_at(map, &range, space);
+            memcpy(x + at, random + at, range.count * sizeof(float));
+        }
+    }
+    return upload<T>(x, n, 0, gpu);
+}
+
 template <class T>
-static void averaged_open(Averaged<T>* a, ZeroPlan zero, Optimizer optimizer, const Gpu* gpu) {
-    a->zero = zero;
-    optimizer_state_open(&a->state, optimizer, &a->zero, SMALL);
+static void averaged_open(Averaged<T>* a, const Map* map, Optimizer optimizer, const Gpu* gpu) {
+    a->map = map;
+    optimizer_state_open(&a->state, optimizer, map);
     a->memory = memory_on_gpu();
-    optimizer_open<T>(&a->plan, &a->memory, &a->zero, &a->state);
+    optimizer_open<T>(&a->plan, &a->memory, &a->state);
     optimizer_state_take(&a->state, &a->memory);
     a->host = a->state;
     a->host.memory = ops_floats(a->state.bytes / sizeof(float) + 1);
     memset(a->host.memory, 0, a->state.bytes);
-    a->kept = zero_group_begin(&zero, zero.groups);
-    a->pieces = zero_largest_group(&zero);
-    a->widened = (float*)gpu_alloc(a->pieces, sizeof(float), "test");
-    a->u = OptimizerUpdate<T>{upload<T>(ops_normal(a->kept, 1), a->kept, 0, gpu),
+    a->kept = map->totals.elements[MAP_PARAMETERS];
+    a->widened = (float*)gpu_alloc(a->kept, sizeof(float), "test");
+    a->on_host = ops_floats(a->kept);
+    a->u = OptimizerUpdate<T>{random_elements<T>(map, MAP_KEPT, a->kept, gpu),
                               {NULL, DTYPE_FP32},
                               {NULL},
                               &a->plan,
@@ -39,7 +54,7 @@ static void averaged_open(Averaged<T>* a, ZeroPlan zero, Optimizer optimizer, co
                               NULL,
                               NULL,
                               0};
-    a->u.grads.data = upload<float>(ops_normal(a->kept, 1), a->kept, 0, gpu);
+    a->u.grads.data = random_elements<float>(map, map_update_space(map), a->kept, gpu);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         a->u.slots[slot] = state_slot_array(&a->state, slot);
     }
@@ -53,17 +68,14 @@ template <class T> static void averaged_close(Averaged<T>* a) {
     memory_close(&a->memory);
 }
 
-// Returns this rank's weights of group g.
-template <class T> static float* weights_of(const Averaged<T>* a, int g, const Gpu* gpu) {
-    const ZeroPiece piece = zero_piece(&a->zero, g, ZERO_TRAINED);
-    float* weights = ops_floats(piece.count + 1);
-    if (piece.count > 0) {
-        weights_widen(a->widened, weights_from(update_weights_(a->u), piece.kept, piece.owned), piece.count,
-                      gpu);
-        CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-        CUDA_CHECK(cudaMemcpy(weights, a->widened, piece.count * sizeof(float), cudaMemcpyDeviceToHost));
-    }
-    return weights;
+// Returns the weights of a range.
+template <class T> static float* weights_of(const Averaged<T>* a, const MapRange* range, const Gpu* gpu) {
+    const Weights<T> weights = weights_from(update_weights_(a->u), map_range_at(a->map, range, MAP_KEPT),
+                                            map_range_at(a->map, range, MAP_OWNED));
+    weights_widen(a->widened, weights, ceil_div(range->count, (size_t)WEIGHTS_PIECE) * WEIGHTS_PIECE, gpu);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    CUDA_CHECK(cudaMemcpy(a->on_host, a->widened, range->count * sizeof(float), cudaMemcpyDeviceToHost));
+    return a->on_host;
 }
 
 template <class T> static T* params_of(const Averaged<T>* a, const Gpu* gpu) {
@@ -78,8 +90,12 @@ template <class T> static void make_update(Averaged<T>* a, int t, const Gpu* gpu
     a->u.update = Update{0.01f,           0.9f,  0.95f, 1e-8f,         0.1f, 0.5f, t, DECAY_ALL, 0.75f,
                          ADAFACTOR_FIXED, 0.02f, 0,     MUON_SPECTRAL, 2,    t};
     optimizer_update(a->u, gpu);
-    for (int g = 0; g < a->zero.groups; g++) {
-        optimizer_average_cpu(&a->host, weights_of(a, g, gpu), g, a->u.update);
+    for (int i = 0; i < a->map->num_buckets; i++) {
+        const Bucket* b = &a->map->buckets[i];
+        MapRange range = {};
+        while (b->kind == MAP_TRAINED && map_next_range(a->map, b, MAP_OWNED, &range)) {
+            optimizer_average_cpu(&a->host, &range, weights_of(a, &range, gpu), a->u.update);
+        }
     }
 }
 
@@ -107,18 +123,16 @@ template <class T> static void expect_shown(const char* what, Averaged<T>* a, co
     optimizer_update(a->u, gpu);
     T *after = params_of(a, gpu), *want = before;
     size_t shown = 0;
-    for (int g = 0; g < a->zero.groups; g++) {
-        const ZeroPiece piece = zero_piece(&a->zero, g, ZERO_TRAINED);
-        float* mean = ops_floats(piece.count + 1);
-        for (size_t i = 0; i < piece.count; i++) {
-            mean[i] = NAN;
-        }
-        optimizer_show_average_cpu(&a->host, mean, g);
-        for (size_t i = 0; i < piece.count; i++) {
-            const int has_one = mean[i] == mean[i];
-            want[piece.kept + i] =
-                has_one ? rounded_as<T>(a->state.optimizer.master, mean[i]) : before[piece.kept + i];
-            shown += has_one;
+    for (int i = 0; i < a->map->num_buckets; i++) {
+        const Bucket* b = &a->map->buckets[i];
+        MapRange range = {};
+        while (b->kind == MAP_TRAINED && map_next_range(a->map, b, MAP_OWNED, &range)) {
+            const size_t kept = map_range_at(a->map, &range, MAP_KEPT);
+            optimizer_show_average_cpu(&a->host, &range, a->on_host);
+            for (size_t k = 0; k < range.count; k++) {
+                want[kept + k] = rounded_as<T>(a->state.optimizer.master, a->on_host[k]);
+            }
+            shown += range.count;
         }
     }
     EXPECT(shown > 0 && memcmp((void*)after, (void*)want, a->kept * sizeof(T)) == 0,
@@ -126,12 +140,15 @@ template <class T> static void expect_shown(const char* what, Averaged<T>* a, co
 }
 
 template <class T>
-static void test_average(const char* what, MasterWeights master, ZeroPlan zero, const Gpu* gpu) {
+static void test_average(const char* what, MasterWeights master, int stage, const char* frozen,
+                         const Gpu* gpu) {
     Averaged<T> a;
     Optimizer optimizer = optimizer_of(OPTIMIZER_ADAMW, 0, master);
-    optimizer.frozen = zero.frozen;
+    const Freeze freeze = freeze_of(SMALL, frozen);
+    optimizer.frozen = freeze.rows;
     EXPECT(average_parse(&optimizer.average, "ema:0.9"), "an average");
-    averaged_open(&a, zero, optimizer, gpu);
+    const MapOf of = map_ops_of(SMALL, optimizer, stage, stage > 0 ? 3 : 1, &freeze);
+    averaged_open(&a, map_ops(&of, stage > 0 ? 1 : 0), optimizer, gpu);
     for (int t = 1; t <= 5; t++) {
         make_update(&a, t, gpu);
         expect_average(what, &a);
@@ -144,13 +161,11 @@ static void test_average(const char* what, MasterWeights master, ZeroPlan zero, 
 TEST(average) {
     Gpu gpu;
     gpu_open(&gpu, 0);
-    const ZeroPlan whole = zero_plan(SMALL, 0, 0, 1), shard = zero_plan(SMALL, 1, 1, 3);
-    ZeroPlan frozen = whole;
-    zero_plan_freeze(&frozen, SMALL, freeze_of(SMALL, "wpe,fcw").rows, 1);
-    UNSANITIZED(test_average<float>("fp32", MASTER_NONE, whole, &gpu));
-    test_average<bf16>("rounded stochastically", MASTER_NONE, whole, &gpu);
-    test_average<bf16>("fp32 master weights, a shard", MASTER_FP32, shard, &gpu);
-    test_average<bf16>("split master weights, frozen ones", MASTER_SPLIT, frozen, &gpu);
-    test_average<bf16>("master weights of 24 bits", MASTER_24, frozen, &gpu);
+    UNSANITIZED(test_average<float>("fp32", MASTER_NONE, 0, "", &gpu));
+    test_average<bf16>("rounded stochastically", MASTER_NONE, 0, "", &gpu);
+    test_average<bf16>("fp32 master weights, a shard", MASTER_FP32, 1, "", &gpu);
+    test_average<bf16>("split master weights, frozen ones", MASTER_SPLIT, 0, "wpe,fcw,blocks[0]", &gpu);
+    test_average<bf16>("master weights of 24 bits", MASTER_24, 0, "wpe,fcw,blocks[0]", &gpu);
+    test_average<bf16>("some frozen in one block only", MASTER_FP32, 0, "wpe,attention[1]", &gpu);
     gpu_close(&gpu);
 }

@@ -3,6 +3,7 @@
 
 #include "llmc/optim/optimizer.h"
 #include "llmc/base/rand.h"
+#include "dev/test/lib/map_test.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/test_element.h"
 
@@ -48,15 +49,17 @@ static double bytes_wanted(Optimizer o, double n, double vectors, double rows_an
 }
 
 static void test_slots(void) {
-    const ZeroPlan whole = zero_plan(WIDE, 0, 0, 1);
+    const MapOf whole = map_of_model(WIDE), odd = map_of_model(ODD);
     const double n = model_count_parameters(WIDE), C = WIDE.C, vectors = WIDE.L * 13 * C + 2 * C;
     const double rows_and_cols =
         WIDE.Vp + WIDE.max_T + 2 * C + WIDE.L * ((3 + 1 + 4 + 1) * C + (1 + 1 + 1 + 4) * C);
+    Memory memory = memory_on_host();
+    OptimizerState state;
+    Map m;
     for (int i = 0; i < 2 * OPTIMIZERS; i++) {
         const Optimizer optimizer = optimizer_of((OptimizerName)(i / 2), i % 2, MASTER_NONE);
         const double wanted = bytes_wanted(optimizer, n, vectors, rows_and_cols);
-        OptimizerState state;
-        optimizer_state_open(&state, optimizer, &whole, WIDE);
+        map_test_state(&state, &m, &memory, whole, 0, optimizer);
         EXPECT(optimizer_saved_bytes(optimizer, WIDE) == wanted, "%s: %.0f bytes in files, wanted %.0f",
                optimizer_word(optimizer.name), optimizer_saved_bytes(optimizer, WIDE), wanted);
         EXPECT(state.saved_bytes == state.bytes && (double)state.bytes >= wanted &&
@@ -64,56 +67,46 @@ static void test_slots(void) {
                "%s: %zu bytes in memory", optimizer_word(optimizer.name), state.bytes);
     }
     for (int master = MASTER_FP32; master <= MASTER_24; master++) {
-        OptimizerState with;
-        optimizer_state_open(&with, optimizer_of(OPTIMIZER_ADAMW, 0, (MasterWeights)master), &whole, ODD);
+        map_test_state(&state, &m, &memory, odd, 0, optimizer_of(OPTIMIZER_ADAMW, 0, (MasterWeights)master));
         const size_t bytes = master == MASTER_FP32 ? 4 : master == MASTER_SPLIT ? 2 : 1;
-        EXPECT(with.bytes > with.saved_bytes, "master weights are saved with the state");
-        EXPECT(with.slots[state_master_slot((MasterWeights)master)].bytes ==
-                   with.slots[STATE_M].bytes / sizeof(float) * bytes,
+        EXPECT(state.bytes > state.saved_bytes, "master weights are saved with the state");
+        EXPECT(state.slots[state_master_slot((MasterWeights)master)].bytes ==
+                   state.slots[STATE_M].bytes / sizeof(float) * bytes,
                "%zu bytes of a master weight", bytes);
     }
+    memory_close(&memory);
 }
 
 // Frozen parameters have no state, but master weights.
 static void test_frozen(void) {
-    const ZeroPlan whole = zero_plan(WIDE, 0, 0, 1);
     const size_t padded = (WIDE.Vp * 64 + 1023) / 1024 * 1024 + (WIDE.max_T * 64 + 1023) / 1024 * 1024;
-    Optimizer optimizer = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_SPLIT);
+    const Optimizer optimizer = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_SPLIT);
+    MapOf of = map_of_model(WIDE);
+    Memory memory = memory_on_host();
     OptimizerState all, some;
-    optimizer_state_open(&all, optimizer, &whole, WIDE);
-    optimizer.frozen = 3; // wte and wpe
-    optimizer_state_open(&some, optimizer, &whole, WIDE);
+    Map m;
+    map_test_state(&all, &m, &memory, of, 0, optimizer);
+    of.freeze = freeze_of(WIDE, "wte,wpe");
+    map_test_state(&some, &m, &memory, of, 0, optimizer);
     EXPECT(all.slots[STATE_M].bytes - some.slots[STATE_M].bytes == padded * sizeof(float),
            "%zu bytes less of m, wanted those of %zu elements",
            all.slots[STATE_M].bytes - some.slots[STATE_M].bytes, padded);
     EXPECT(all.slots[STATE_LOWER].bytes == some.slots[STATE_LOWER].bytes, "frozen weights lose bits");
+    EXPECT(some.slots[STATE_LOWER].frozen == padded, "%zu frozen master weights",
+           some.slots[STATE_LOWER].frozen);
+    memory_close(&memory);
 }
 
-// One process of several, with frozen rows, which are in the frozen parts, and frozen blocks.
-static ZeroPlan frozen_plan(ModelConfig cfg, int stage, int rank, int size, unsigned frozen, int first) {
-    ZeroPlan zero = zero_plan(cfg, stage, rank, size);
-    zero_plan_freeze(&zero, cfg, frozen, first);
-    return zero;
-}
-
-// Marks `count` elements of a slot, of group g.
-static void mark(char* taken, const OptimizerState* state, int slot, int g, size_t begin, size_t count) {
+// Marks `count` elements of a slot.
+static void mark(const OptimizerState* state, int slot, void* elements, size_t count) {
     const StateSlot* s = &state->slots[slot];
-    const size_t first = state_group_begin(state, slot, g);
-    EXPECT((begin + count) * s->element_bytes <= s->bytes, "slot %d ends before %zu", slot, begin + count);
-    EXPECT(slot >= STATE_MASTER ||
-               (begin >= first && begin + count <= first + state_group_elements(state, slot, g)),
-           "slot %d: elements of group %d lie elsewhere", slot, g);
-    for (size_t i = 0; i < count; i++) {
-        EXPECT(!taken[begin + i], "slot %d: element %zu belongs to two", slot, begin + i);
-        taken[begin + i] = 1;
+    char *begin = (char*)state->memory + s->offset_bytes, *at = (char*)elements,
+         *end = at + count * s->element_bytes;
+    EXPECT(begin <= at && end <= begin + s->bytes, "slot %d ends before byte %td", slot, end - begin);
+    for (; at < end && at < begin + s->bytes; at++) {
+        EXPECT(!*at, "slot %d: byte %td belongs to two", slot, at - begin);
+        *at = 1;
     }
-}
-
-// Returns true if this rank has elements of a slot for a range. Frozen blocks have no moments.
-static int has_slot(const OptimizerState* state, int slot, const ZeroPlan* zero, const ZeroRange* range) {
-    return state_slot_has(state, slot, range->row) && !state_slot_is_whole(state, slot, range->row) &&
-           (slot >= STATE_MASTER || zero_has_gradient(zero, range->group));
 }
 
 // Calls for the matrices that a rank owns.
@@ -131,56 +124,65 @@ static void visit_matrices(const OptimizerState* state, MatrixVisit visit, void*
     }
 }
 
-typedef struct {
-    int slot;
-    char* taken;
-} Marks;
-
 static void mark_matrix(const OptimizerState* state, OwnedMatrix x, void* context) {
-    const Marks* marks = (const Marks*)context;
-    const size_t count = state_matrix_elements(state, marks->slot, x.of);
-    if (count > 0) {
-        mark(marks->taken, state, marks->slot, state_matrix_group(state, x),
-             state_matrix_begin(state, marks->slot, x), count);
+    (void)context;
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t count = state_matrix_elements(state, slot, x.of);
+        if (count > 0) {
+            mark(state, slot, state_matrix(state, slot, x), count);
+        }
     }
 }
 
-// A rank has, in each slot, its ranges in the order of memory and its matrices, without overlaps; a
-// range of owned elements is a range of every slot. The first blocks may be frozen.
-static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int size, int rank, int first) {
-    const ZeroPlan zero = frozen_plan(cfg, stage, rank, size, optimizer.frozen, first);
+// Marks what a range has of each slot, and adds up the elements. Frozen ones have no moments.
+static void mark_range(const OptimizerState* state, const MapRange* range, size_t sums[STATE_SLOTS]) {
+    const int row = range->shard->tensor,
+              is_trained = state->map->buckets[range->shard->bucket].kind == MAP_TRAINED;
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t per = state->slots[slot].shape == SLOT_BLOCKS ? MAP_BLOCK : 1;
+        char* elements = (char*)state_range(state, slot, range);
+        const int has = state_slot_has(state, slot, row) && !state_slot_is_whole(state, slot, row) &&
+                        (slot >= STATE_MASTER || is_trained);
+        EXPECT((elements != NULL) == has, "slot %d of %s", slot, state->rows[row].name);
+        if (has) {
+            const MapRange half = map_part_of_range(*range, range->before + 64, range->count);
+            mark(state, slot, elements, range->count / per);
+            sums[slot] += range->count;
+            EXPECT(half.count == 0 || (char*)state_range(state, slot, &half) ==
+                                          elements + 64 / per * state->slots[slot].element_bytes,
+                   "a part of %s in slot %d", state->rows[row].name, slot);
+        }
+    }
+}
+
+// A rank has, in each slot, its ranges and its matrices, without overlaps, and little padding.
+static void test_places(Optimizer optimizer, ModelConfig cfg, const char* freeze, int stage, int size,
+                        int rank) {
+    MapOf of = map_of_model(cfg);
+    Memory memory = memory_on_host();
     OptimizerState state;
-    optimizer_state_open(&state, optimizer, &zero, cfg);
-    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
-    const int count = zero_ranges(&zero, state.rows, cfg, ranges);
+    Map m;
+    size_t sums[STATE_SLOTS] = {0};
+    of.freeze = freeze_of(cfg, freeze);
+    of.stage = stage;
+    of.data = of.replica = size;
+    map_test_state(&state, &m, &memory, of, rank, optimizer);
+    state.memory = memory_take(&memory, "state", MEMORY_HOST, state.bytes);
+    visit_matrices(&state, mark_matrix, NULL);
+    for (const Bucket* b = m.buckets; b < m.buckets + m.num_buckets; b++) {
+        MapRange range = {NULL, 0, 0, 0};
+        while (map_next_range(&m, b, MAP_OWNED, &range)) {
+            mark_range(&state, &range, sums);
+        }
+    }
+    const size_t padding = (size_t)(size * m.num_buckets + m.num_shards) * 1024;
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const StateSlot* s = &state.slots[slot];
-        char* taken = (char*)check_alloc(s->bytes / s->element_bytes + 1, 1, "elements");
-        Marks marks = {slot, taken};
-        state.memory = taken;
-        visit_matrices(&state, mark_matrix, &marks);
-        for (int i = 0; i < count; i++) {
-            if (has_slot(&state, slot, &zero, &ranges[i])) {
-                const size_t begin = state_begin(&state, slot, &ranges[i]);
-                mark(taken, &state, slot, ranges[i].group, begin,
-                     state_slot_elements(&state, slot, ranges[i].row, ranges[i].count));
-                EXPECT(state_position(&state, slot, &zero, ranges[i].owned) == begin,
-                       "%s, slot %d: where %s begins", WORDS[optimizer.name], slot,
-                       state.rows[ranges[i].row].name);
-            }
-        }
-        size_t last = 0;
-        const int is_cut = optimizer.name != OPTIMIZER_ADAFACTOR &&
-                           optimizer.name != OPTIMIZER_SOAP && // anywhere
-                           (s->shape == SLOT_ELEMENTS || s->shape == SLOT_BLOCKS);
-        for (size_t at = 0; is_cut && at < zero_count(&zero, ZERO_OWNED); at += 128) {
-            const size_t position = state_position(&state, slot, &zero, at);
-            EXPECT(position >= last && position <= last + 128, "slot %d jumps at %zu", slot, at);
-            last = position;
-        }
-        free(taken);
+        const size_t per = s->shape == SLOT_BLOCKS ? MAP_BLOCK : 1, all = s->bytes / s->element_bytes * per;
+        EXPECT(sums[slot] == 0 || (sums[slot] <= all && all <= sums[slot] + padding),
+               "%s, slot %d: %zu of %zu elements", WORDS[optimizer.name], slot, sums[slot], all);
     }
-    free(ranges);
+    memory_close(&memory);
 }
 
 // Counts a matrix, and its elements.
@@ -203,10 +205,14 @@ static void test_owners(OptimizerName name, ModelConfig cfg, int size, int stage
     double all = 0, most = 0, largest = 0;
     int count = 0, wanted = 0;
     for (int rank = 0; rank < size; rank++) {
-        const ZeroPlan zero = zero_plan(cfg, stage, rank, size);
+        MapOf of = map_of_model(cfg);
+        Memory memory = memory_on_host();
         OptimizerState state;
+        Map m;
         Dealt dealt = {owners, 0, 0};
-        optimizer_state_open(&state, optimizer_of(name, 0, MASTER_NONE), &zero, cfg);
+        of.stage = stage;
+        of.data = of.replica = size;
+        map_test_state(&state, &m, &memory, of, rank, optimizer_of(name, 0, MASTER_NONE));
         visit_matrices(&state, count_matrix, &dealt);
         count += dealt.count;
         all += dealt.elements;
@@ -217,6 +223,7 @@ static void test_owners(OptimizerName name, ModelConfig cfg, int size, int stage
             wanted += (int)matrices_all(&state.matrices[k]);
             largest = elements > largest ? elements : largest;
         }
+        memory_close(&memory);
     }
     const int each = stage == 0 ? size : 1;
     EXPECT(count == each * wanted, "%s, %d ranks: %d owners of %d matrices", optimizer_word(name), size,
@@ -238,8 +245,6 @@ TEST(owners) {
     }
 }
 
-static unsigned frozen_rows(void) { return freeze_of(WIDE, "qkvw,fcw").rows; }
-
 // Matrices of a parameter, by their first rows and their rows.
 typedef struct {
     const ModelConfig* cfg;
@@ -248,15 +253,13 @@ typedef struct {
 } MuonRuns;
 
 static void test_muon_runs(const MuonRuns* of) {
-    const ZeroPlan zero = zero_plan(*of->cfg, 0, 0, 1);
     OptimizerState state;
-    optimizer_state_open(&state, optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), &zero, *of->cfg);
-    state.memory = check_alloc(state.bytes, 1, "state");
-    ZeroRange* ranges =
-        (ZeroRange*)check_alloc((size_t)zero_max_ranges(*of->cfg), sizeof(ZeroRange), "ranges");
-    const int count = zero_ranges(&zero, state.rows, *of->cfg, ranges);
     MatmulScratch matmul;
     Memory memory = memory_on_host();
+    Map map;
+    map_test_state(&state, &map, &memory, map_of_model(*of->cfg), 0,
+                   optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE));
+    state.memory = memory_take(&memory, "state", MEMORY_HOST, state.bytes);
     matmul_open(&matmul, &memory);
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&state), 1, "scratch"), &matmul};
     const Update u = {.grad_scale = 1, .t = 1, .muon_lr = 0.1f, .muon_weight_decay = 0.1f};
@@ -267,11 +270,9 @@ static void test_muon_runs(const MuonRuns* of) {
     for (size_t k = 0; k < n; k++) {
         got[k] = want[k] = rand_normal(1, 2, k), g[k] = rand_normal(3, 4, k);
     }
-    int r = 0;
-    while (r < count && &state.rows[ranges[r].row] != row) {
-        r++;
-    }
-    optimizer_update_cpu(&state, &ranges[r], got, g, u, &scratch);
+    const MapRange range = map_range(&map, (int)(row - state.rows), 0, MAP_OWNED);
+    EXPECT(range.count == n, "%zu elements of %s", range.count, of->name);
+    optimizer_update_cpu(&state, &range, got, g, u, &scratch);
     for (int k = 0; k < of->count; k++) {
         const size_t first = (size_t)of->first[k], rows = (size_t)of->rows[k], at = first * C;
         const MuonMatrix x = {want + at, g + at, m + at, squares + first, rows, C, NULL};
@@ -280,7 +281,7 @@ static void test_muon_runs(const MuonRuns* of) {
     EXPECT(memcmp(got, want, n * 4) == 0, "%s", of->name);
     free(got), free(want), free(g), free(m), free(squares);
     memory_close(&memory);
-    free(scratch.memory), free(ranges), free(state.memory);
+    free(scratch.memory);
 }
 
 // Muon updates the matrices of queries, keys, values, gate and up, and of each expert, one by one,
@@ -300,7 +301,6 @@ TEST(muon_runs) {
 // A matrix of the classifier's own and a router have AdamW under Muon and SOAP; a router's bias has
 // no rule and no state.
 TEST(rules_of_kinds) {
-    const ZeroPlan zero = zero_plan(EXPERTS, 0, 0, 1);
     for (int i = 0; i < OPTIMIZERS; i++) {
         Optimizer optimizer = optimizer_of((OptimizerName)i, 1, MASTER_NONE);
         const int mixes = i == OPTIMIZER_MUON || i == OPTIMIZER_SOAP;
@@ -310,7 +310,7 @@ TEST(rules_of_kinds) {
                "%s: head, router", WORDS[i]);
         EXPECT(optimizer_rule(optimizer, KIND_FIXED) == RULE_NONE, "%s: what is fixed", WORDS[i]);
         optimizer.frozen = freeze_of(EXPERTS, "").rows;
-        optimizer_state_open(&state, optimizer, &zero, EXPERTS);
+        optimizer_layout(&state, optimizer, EXPERTS);
         for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
             const int is_fixed = strcmp(state.rows[r].name, "routerb") == 0;
             EXPECT(is_fixed == (int)(optimizer.frozen >> r & 1), "%s is frozen", state.rows[r].name);
@@ -320,27 +320,27 @@ TEST(rules_of_kinds) {
 }
 
 TEST(optimizer) {
+    static const char* const frozen[] = {"wte,ln1w,qkvb", "wte,ln1w,qkvb,blocks[0]",
+                                         "wte,ln1w,qkvb,blocks[0-1]"};
     test_slots();
     test_frozen();
     for (int i = 0; i < OPTIMIZERS; i++) {
         const OptimizerName name = (OptimizerName)i;
         for (int size = 1; size <= 5; size++) {
-            Optimizer optimizer = optimizer_of(name, 1, MASTER_SPLIT);
-            test_places(optimizer, WIDE, 0, size, size - 1, 0);
-            test_places(optimizer, LLAMA, 1 + size % 2, size, size / 2, 0);
-            optimizer.frozen = freeze_of(EXPERTS, "").rows;
-            test_places(optimizer, EXPERTS, 1 + size % 3, size, size / 2, 0);
-            optimizer.frozen = freeze_of(WIDE, "wte,ln1w,qkvb").rows;
-            test_places(optimizer, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2, size % 3);
+            const Optimizer optimizer = optimizer_of(name, 1, MASTER_SPLIT);
+            test_places(optimizer, WIDE, "", 0, size, size - 1);
+            test_places(optimizer, LLAMA, "", 1 + size % 2, size, size / 2);
+            test_places(optimizer, EXPERTS, "", 1 + size % 3, size, size / 2);
+            test_places(optimizer, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, frozen[size % 3], 2, size,
+                        size / 2);
         }
     }
     Optimizer sides = optimizer_of(OPTIMIZER_SOAP, 0, MASTER_NONE);
     sides.soap_max_side = 64; // not those of the MLP's hidden layer
-    test_places(sides, WIDE, 2, 3, 1, 0);
+    test_places(sides, WIDE, "", 2, 3, 1);
     Optimizer average = optimizer_of(OPTIMIZER_SOAP, 0, MASTER_NONE);
     average.average.is_kept = 1;
-    test_places(average, WIDE, 2, 3, 1, 0);
+    test_places(average, WIDE, "", 2, 3, 1);
     average.name = OPTIMIZER_ADAFACTOR;
-    average.frozen = frozen_rows();
-    test_places(average, WIDE, 2, 3, 1, 1);
+    test_places(average, WIDE, "qkvw,fcw,blocks[0]", 2, 3, 1);
 }

@@ -2,6 +2,7 @@
 // part and in shards; stochastic rounding.
 #include "llmc/optim/optimizer.cuh"
 #include "llmc/reference.h"
+#include "dev/test/lib/map_ops.h"
 #include "dev/test/lib/ops.h"
 
 // ---- arrays on the device ----
@@ -50,9 +51,9 @@ static const ModelConfig SMALL = {5, 60, 64, 2, 2, 14, SHARE_OFF};
 typedef struct {
     Optimizer optimizer;
     int stage, size;
+    const Map* map;                       // of rank 0
     size_t n;                             // elements of full arrays
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // bytes are elements
-    ZeroPlan zero;                        // of rank 0
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // sizes
 } Layout;
 
 static Layout layout_of(OptimizerName name, int stage, int size) {
@@ -60,13 +61,20 @@ static Layout layout_of(OptimizerName name, int stage, int size) {
     layout.optimizer = optimizer_of(name, 1, MASTER_NONE);
     layout.stage = stage;
     layout.size = size;
-    layout.zero = zero_plan(SMALL, stage, 0, size);
-    zero_parameter_rows(layout.rows, &layout.zero, SMALL, 1);
-    layout.n = zero_count(&layout.zero, ZERO_FULL);
+    const MapOf of = map_ops_of(SMALL, layout.optimizer, stage, size, NULL);
+    layout.map = map_ops(&of, 0);
+    layout.n = layout.map->totals.elements[MAP_PARAMETERS];
+    model_parameter_rows_of(layout.rows, SMALL, 1);
     return layout;
 }
 
 static Layout whole(void) { return layout_of(OPTIMIZER_ADAMW, 0, 1); }
+
+// Returns the place of layer l of a parameter in full arrays.
+static size_t place_of(const Map* map, int row, int l) {
+    const MapRange all = map_range(map, row, l, MAP_PARAMETERS);
+    return map_range_at(map, &all, MAP_PARAMETERS);
+}
 
 // The parameter that each element belongs to, -1 in padding.
 static int* parameters_of(const Layout* layout) {
@@ -77,7 +85,7 @@ static int* parameters_of(const Layout* layout) {
     for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
         for (int l = 0; l < layout->rows[r].layers; l++) {
             for (size_t i = 0; i < tensor_layer_elements(&layout->rows[r]); i++) {
-                of[layout->rows[r].offset_bytes + (size_t)l * layout->rows[r].layer_bytes + i] = r;
+                of[place_of(layout->map, r, l) + i] = r;
             }
         }
     }
@@ -94,40 +102,41 @@ static float* random_parameters(const Layout* layout, float sigma) {
     return x;
 }
 
-// The elements of a full array in another layout. Groups differ only in the padding at their end.
+// The elements of a full array in another layout. Buckets differ only in the padding at their end.
 static float* in_layout(const Layout* to, const float* x, const Layout* from) {
     float* moved = ops_floats(to->n);
     memset(moved, 0, to->n * sizeof(float));
-    for (int g = 0; g < to->zero.groups; g++) {
-        const size_t n = zero_group_elements(&to->zero, g), m = zero_group_elements(&from->zero, g);
-        memcpy(moved + zero_group_begin(&to->zero, g), x + zero_group_begin(&from->zero, g),
-               (n < m ? n : m) * sizeof(float));
+    for (int i = 0; i < to->map->num_buckets; i++) {
+        const MapSpan there = to->map->buckets[i].in[MAP_PARAMETERS],
+                      here = from->map->buckets[i].in[MAP_PARAMETERS];
+        memcpy(moved + there.begin, x + here.begin,
+               (there.count < here.count ? there.count : here.count) * sizeof(float));
     }
     return moved;
 }
 
-// Copies the elements that a rank owns out of a full array, group after group, or back into it.
+// Copies the elements that a rank owns out of a full array, bucket after bucket, or back into it.
 typedef enum { CUT, PASTE } Direction;
-static void owned_copy(float* owned, float* full, const ZeroPlan* zero, Direction direction) {
-    const int parts = zero->stage == 0 ? 1 : zero->size, part = zero->stage == 0 ? 0 : zero->rank;
-    for (int g = 0; g < zero->groups; g++) {
-        const size_t n = zero_group_elements(zero, g) / (size_t)parts, at = zero_group_begin(zero, g);
-        float *inside = full + at + (size_t)part * n, *outside = owned + at / (size_t)parts;
-        memcpy(direction == CUT ? outside : inside, direction == CUT ? inside : outside, n * sizeof(float));
+static void owned_copy(float* owned, float* full, const Map* map, Direction direction) {
+    for (int i = 0; i < map->num_buckets; i++) {
+        const MapSpan own = map->buckets[i].in[MAP_OWNED], all = map->buckets[i].in[MAP_PARAMETERS];
+        float *inside = full + all.begin + own.from, *outside = owned + own.begin;
+        memcpy(direction == CUT ? outside : inside, direction == CUT ? inside : outside,
+               own.count * sizeof(float));
     }
 }
 
 // The array of one type on the device that a process owns of x.
-template <class T> static T* upload_owned(const float* x, const ZeroPlan* zero, const Gpu* gpu) {
-    const size_t n = zero_count(zero, ZERO_OWNED);
+template <class T> static T* upload_owned(const float* x, const Map* map, const Gpu* gpu) {
+    const size_t n = map->totals.elements[MAP_OWNED];
     float* owned = ops_floats(n);
-    owned_copy(owned, (float*)x, zero, CUT);
+    owned_copy(owned, (float*)x, map, CUT);
     return upload<T>(owned, n, gpu);
 }
 
 // Frees `owned`, and puts what was in it into x.
-static void download_owned(float* x, float* owned, const ZeroPlan* zero, const Gpu* gpu) {
-    owned_copy(download(owned, zero_count(zero, ZERO_OWNED), gpu), x, zero, PASTE);
+static void download_owned(float* x, float* owned, const Map* map, const Gpu* gpu) {
+    owned_copy(download(owned, map->totals.elements[MAP_OWNED], gpu), x, map, PASTE);
 }
 
 // ---- the update ----
@@ -156,34 +165,32 @@ static State state_in_layout(const Layout* to, State s, const Layout* from) {
 }
 
 // The array of a slot on the device, from x; NULL if nothing has it.
-static float* upload_slot(const OptimizerState* state, int slot, const float* x, const ZeroPlan* zero,
-                          const Gpu* gpu) {
-    EXPECT(state->slots[slot].bytes == 0 ||
-               state->slots[slot].bytes == zero_count(zero, ZERO_OWNED) * sizeof(float),
-           "a slot of all parameters has %zu bytes", state->slots[slot].bytes);
-    return state->slots[slot].bytes ? upload_owned<float>(x, zero, gpu) : NULL;
+static float* upload_slot(const OptimizerState* state, int slot, const float* x, const Gpu* gpu) {
+    const size_t bytes = state->slots[slot].bytes;
+    EXPECT(bytes == 0 || bytes == state->map->totals.elements[MAP_OWNED] * sizeof(float),
+           "a slot of all parameters has %zu bytes", bytes);
+    return bytes ? upload_owned<float>(x, state->map, gpu) : NULL;
 }
 
-static void download_slot(float* x, float* slot, const ZeroPlan* zero, const Gpu* gpu) {
+static void download_slot(float* x, float* slot, const Map* map, const Gpu* gpu) {
     if (slot) {
-        download_owned(x, slot, zero, gpu);
+        download_owned(x, slot, map, gpu);
     }
 }
 
 // Makes one rank's update on the device, and stores its results in `s`. `param` is a full array on
 // the device.
 template <class T, class G>
-static void update_of_rank(State s, T* param, const float* grad, const ZeroPlan* zero, Optimizer optimizer,
+static void update_of_rank(State s, T* param, const float* grad, const Map* map, Optimizer optimizer,
                            Update by, uint64_t seed, const Gpu* gpu) {
     OptimizerState state;
     OptimizerPlan plan;
-    optimizer_state_open(&state, optimizer, zero, SMALL);
+    optimizer_state_open(&state, optimizer, map);
     Memory memory = memory_on_gpu();
-    optimizer_open<T>(&plan, &memory, zero, &state);
-    float *m = upload_slot(&state, STATE_M, s.m, zero, gpu),
-          *v = upload_slot(&state, STATE_V, s.v, zero, gpu),
-          *master = upload_slot(&state, STATE_MASTER, s.master, zero, gpu);
-    G* device_grad = upload_owned<G>(grad, zero, gpu);
+    optimizer_open<T>(&plan, &memory, &state);
+    float *m = upload_slot(&state, STATE_M, s.m, gpu), *v = upload_slot(&state, STATE_V, s.v, gpu),
+          *master = upload_slot(&state, STATE_MASTER, s.master, gpu);
+    G* device_grad = upload_owned<G>(grad, map, gpu);
     OptimizerUpdate<T> u = {param, {device_grad, DTYPE_OF(G)}, {NULL}, &plan, by, seed, NULL, NULL};
     u.slots[STATE_M] = m;
     u.slots[STATE_V] = v;
@@ -191,9 +198,9 @@ static void update_of_rank(State s, T* param, const float* grad, const ZeroPlan*
     optimizer_update(u, gpu);
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     gpu_free(device_grad);
-    download_slot(s.m, m, zero, gpu);
-    download_slot(s.v, v, zero, gpu);
-    download_slot(s.master, master, zero, gpu);
+    download_slot(s.m, m, map, gpu);
+    download_slot(s.v, v, map, gpu);
+    download_slot(s.master, master, map, gpu);
     memory_close(&memory);
 }
 
@@ -206,8 +213,8 @@ static State update(const Layout* layout, State s, const float* grad, Update by,
     optimizer.master = with;
     T* param = upload<T>(s.param, layout->n, gpu);
     for (int rank = 0; rank < (layout->stage == 0 ? 1 : layout->size); rank++) {
-        const ZeroPlan zero = zero_plan(SMALL, layout->stage, rank, layout->size);
-        update_of_rank<T, G>(result, param, grad, &zero, optimizer, by, seed, gpu);
+        const Map* map = rank == 0 ? layout->map : map_ops(&layout->map->of, rank);
+        update_of_rank<T, G>(result, param, grad, map, optimizer, by, seed, gpu);
     }
     result.param = download(param, layout->n, gpu);
     return result;
@@ -312,7 +319,7 @@ template <class T, class G> static void test_without_master(const Gpu* gpu) {
         const TensorRow* row = &layout.rows[r];
         for (size_t i = 0; i < tensor_elements(row); i++) {
             const size_t l = i / tensor_layer_elements(row), in_layer = i % tensor_layer_elements(row),
-                         at = row->offset_bytes + l * row->layer_bytes + in_layer;
+                         at = place_of(layout.map, r, (int)l) + in_layer;
             const uint32_t random = random_word(row, (int)l, in_layer, seed, opt.t);
             const float want = to_float(round_stochastic<T>(exact.param[at], random));
             EXPECT(got.param[at] == want, "%s: %s at %zu: %.9g, wanted %.9g", what, row->name, i,
@@ -329,30 +336,24 @@ static const ModelConfig WIDE = {5, 60, 64, 2, 2, 64, SHARE_OFF}; // blocks of 6
 // A model's parameters and state on the host, laid out alike for both sides.
 typedef struct {
     OptimizerState state;
-    ZeroPlan zero;
-    Freeze freeze;
+    const Map* map;
     size_t n;
     float* params;
     int in_24; // after each update on the GPU, weights are rounded to what MASTER_24 has of them
 } Both;
 
-// The first blocks, as many as `first`, are frozen, and the rows that the optimizer says.
-static Both both_open(Optimizer optimizer, ShareLayers share, int first) {
+// Parameters in the list are frozen.
+static Both both_open(Optimizer optimizer, ShareLayers share, const char* frozen) {
     ModelConfig cfg = WIDE;
     cfg.share = share;
     Both b;
     b.in_24 = 0;
-    b.zero = zero_plan(cfg, 0, 0, 1);
-    zero_plan_freeze(&b.zero, cfg, optimizer.frozen, first);
-    b.n = zero_count(&b.zero, ZERO_FULL);
-    optimizer_state_open(&b.state, optimizer, &b.zero, cfg);
-    memset(&b.freeze, 0, sizeof(b.freeze));
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < cfg.L; l++) {
-            const int is_first = b.state.rows[i].place == PLACE_BLOCK && l < first;
-            b.freeze.in_block[l] |= (uint32_t)(is_first || (optimizer.frozen >> i & 1)) << i;
-        }
-    }
+    const Freeze freeze = freeze_of(cfg, frozen);
+    optimizer.frozen = freeze.rows;
+    const MapOf of = map_ops_of(cfg, optimizer, 0, 1, &freeze);
+    b.map = map_ops(&of, 0);
+    b.n = b.map->totals.elements[MAP_PARAMETERS];
+    optimizer_state_open(&b.state, optimizer, b.map);
     b.params = ops_normal(b.n, 1);
     b.state.memory = ops_normal(b.state.bytes / sizeof(float) + 1, 0);
     return b;
@@ -360,31 +361,30 @@ static Both both_open(Optimizer optimizer, ShareLayers share, int first) {
 
 // `grad` has all elements: also those of frozen blocks, which are not read.
 static void both_on_cpu(Both* b, const float* grad, Update by) {
-    ZeroRange* ranges =
-        (ZeroRange*)check_alloc((size_t)zero_max_ranges(b->state.cfg), sizeof(ZeroRange), "ranges");
-    const int count = zero_ranges(&b->zero, b->state.rows, b->state.cfg, ranges);
     MatmulScratch matmul;
     Memory memory = memory_on_host();
     matmul_open(&matmul, &memory);
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&b->state) + 1, 1, "scratch"), &matmul};
-    for (int i = 0; i < count; i++) {
-        if (!freeze_has(&b->freeze, ranges[i].row, model_group_layer(b->state.cfg, ranges[i].group))) {
-            optimizer_update_cpu(&b->state, &ranges[i], b->params + ranges[i].full, grad + ranges[i].full, by,
-                                 &scratch);
+    for (int i = 0; i < b->map->num_buckets; i++) {
+        MapRange range = {};
+        while (map_next_range(b->map, &b->map->buckets[i], MAP_OWNED, &range)) {
+            const size_t at = map_range_at(b->map, &range, MAP_PARAMETERS);
+            if (!(range.shard->flags & SHARD_FROZEN)) {
+                optimizer_update_cpu(&b->state, &range, b->params + at, grad + at, by, &scratch);
+            }
         }
     }
     free(scratch.memory);
-    free(ranges);
     memory_close(&memory);
 }
 
 // The gradient of what has one, on the GPU.
 static float* both_upload_gradient(const Both* b, const float* grad, const Gpu* gpu) {
-    const size_t n = zero_count(&b->zero, ZERO_GRADIENT);
+    const size_t n = b->map->totals.elements[MAP_GRADIENTS];
     float* trained = ops_floats(n);
-    for (int g = 0; g < b->zero.groups; g++) {
-        memcpy(trained + zero_gradient_begin(&b->zero, g), grad + zero_group_begin(&b->zero, g),
-               zero_trained_elements(&b->zero, g) * sizeof(float));
+    for (int i = 0; i < b->map->num_buckets; i++) {
+        const MapSpan *in = b->map->buckets[i].in, to = in[MAP_GRADIENTS];
+        memcpy(trained + to.begin, grad + in[MAP_PARAMETERS].begin, to.count * sizeof(float));
     }
     return upload<float>(trained, n, gpu);
 }
@@ -392,14 +392,12 @@ static float* both_upload_gradient(const Both* b, const float* grad, const Gpu* 
 // An array of fp32 master weights, which lies as owned elements do, from full ones on the host; or,
 // the other way, back.
 static void both_copy_master(const Both* b, float* master, float* params, cudaMemcpyKind kind) {
-    for (int g = 0; g < b->zero.groups; g++) {
-        for (int part = 0; part < ZERO_PARTS; part++) {
-            const ZeroPiece piece = zero_piece(&b->zero, g, (ZeroPart)part);
-            float *on_gpu = master + piece.owned, *on_host = params + piece.full;
-            const int to_gpu = kind == cudaMemcpyHostToDevice;
-            CUDA_CHECK(cudaMemcpy(to_gpu ? on_gpu : on_host, to_gpu ? on_host : on_gpu,
-                                  piece.count * sizeof(float), kind));
-        }
+    for (int i = 0; i < b->map->num_buckets; i++) {
+        const MapSpan* in = b->map->buckets[i].in;
+        float *on_gpu = master + in[MAP_OWNED].begin, *on_host = params + in[MAP_PARAMETERS].begin;
+        const int to_gpu = kind == cudaMemcpyHostToDevice;
+        CUDA_CHECK(cudaMemcpy(to_gpu ? on_gpu : on_host, to_gpu ? on_host : on_gpu,
+                              in[MAP_OWNED].count * sizeof(float), kind));
     }
 }
 
@@ -424,8 +422,7 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     OptimizerPlan plan;
     Memory memory = memory_on_gpu();
     matmul_gpu_open(&matmul, &memory, gpu, settings);
-    optimizer_open<T>(&plan, &memory, &b->zero, &b->state);
-    optimizer_freeze(&plan, &memory, &b->freeze);
+    optimizer_open<T>(&plan, &memory, &b->state);
     char* on_gpu = (char*)gpu_alloc(b->state.bytes + 1, 1, "state");
     OptimizerUpdate<T> u = {upload<T>(b->params, b->n, gpu), {}, {NULL}, &plan, by, 3, &matmul, NULL};
     CUDA_CHECK(cudaMemset(on_gpu, 0, b->state.bytes + 1));
@@ -471,7 +468,6 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     enum { UPDATES = 3 };
     const int may_differ = name == OPTIMIZER_MUON && has_options ? 2 : 0;
     Optimizer optimizer = optimizer_of(name, has_options, MASTER_NONE);
-    optimizer.frozen = has_options ? freeze_of(WIDE, "wpe,ln1b,fcw").rows : 0;
     optimizer.lr_scale[KIND_EMBEDDING] = 0.5f;
     optimizer.lr_scale[KIND_VECTOR] = 2;
     optimizer.lr_scale[KIND_MATRIX] = name == OPTIMIZER_MUON ? 1 : 0.75f; // or a rate of its own
@@ -482,7 +478,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     by.muon_lr = 0.02f;
     by.muon_weight_decay = 0.05f;
     by.decay = has_options ? DECAY_CAUTIOUS : DECAY_ALL;
-    Both both = both_open(optimizer, share, has_options);
+    Both both = both_open(optimizer, share, has_options ? "wpe,ln1b,fcw,blocks[0]" : "");
     const float* start = ops_copy(both.params, both.n);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
@@ -495,8 +491,9 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
         const TensorRow* row = &both.state.rows[r];
         for (int l = 0; l < row->layers; l++) {
-            const size_t at = row->offset_bytes + (size_t)l * row->layer_bytes;
-            const size_t end = at + model_rows_in_files(row, WIDE) * row->cols;
+            const Shard* first = map_find(both.map, r, tensor_lowest_layer(row, l));
+            const size_t at = place_of(both.map, r, tensor_lowest_layer(row, l)),
+                         end = at + model_rows_in_files(row, WIDE) * row->cols;
             double change = 0;
             int differ = 0;
             for (size_t i = at; i < end; i++) {
@@ -505,7 +502,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
             for (size_t i = at; i < end; i++) {
                 differ += !(fabs((double)both.params[i] - got[i]) <= tolerance * change);
             }
-            EXPECT((change > 0) == !freeze_has(&both.freeze, r, l), "%s: %s changes by %g",
+            EXPECT((change > 0) == !(first->flags & SHARD_FROZEN), "%s: %s changes by %g",
                    optimizer_word(name), row->name, change);
             EXPECT(differ <= may_differ, "%s, options %d: %s, layer %d: %d elements differ",
                    optimizer_word(name), has_options, row->name, l, differ);
@@ -514,12 +511,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     ops_close("like the CPU");
 }
 
-// An optimizer with some frozen parameters, the first of each group among them.
-static Optimizer frozen_optimizer(OptimizerName name, MasterWeights master) {
-    Optimizer optimizer = optimizer_of(name, 0, master);
-    optimizer.frozen = freeze_of(WIDE, "wte,ln1w,attprojw").rows;
-    return optimizer;
-}
+static const char FROZEN[] = "wte,ln1w,attprojw,blocks[0]";
 
 // Split master weights are those of fp32 beside weights of 16 bits, bit by bit; with 24 bits,
 // rounded after each update.
@@ -529,14 +521,14 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
 #else
     enum { UPDATES = 20 };
 #endif
-    Both split = both_open(frozen_optimizer(name, master), SHARE_OFF, 1);
+    Both split = both_open(optimizer_of(name, 0, master), SHARE_OFF, FROZEN);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
         grads[t] = ops_normal(split.n, 1);
     }
     const float* start = rounded<bf16>(split.params, split.n); // the lower halves are zero
     const float* got = both_on_gpu<bf16>(&split, grads, UPDATES, defaults, gpu);
-    Both wide = both_open(frozen_optimizer(name, MASTER_NONE), SHARE_OFF, 1);
+    Both wide = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF, FROZEN);
     wide.in_24 = master == MASTER_24;
     memcpy(wide.params, start, split.n * sizeof(float));
     const float* want = both_on_gpu<float>(&wide, grads, UPDATES, defaults, gpu);
@@ -552,8 +544,8 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
 
 // Without master weights, each rule rounds what it makes of them with the element's word.
 static void test_rounding(OptimizerName name, const Gpu* gpu) {
-    const Both none = both_open(frozen_optimizer(name, MASTER_NONE), SHARE_OFF, 1);
-    Both master = both_open(frozen_optimizer(name, MASTER_FP32), SHARE_OFF, 1);
+    const Both none = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF, FROZEN);
+    Both master = both_open(optimizer_of(name, 0, MASTER_FP32), SHARE_OFF, FROZEN);
     float* const grad = ops_normal(none.n, 1);
     Update by = defaults;
     by.muon_lr = 0.02f;
@@ -563,7 +555,7 @@ static void test_rounding(OptimizerName name, const Gpu* gpu) {
     for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
         const TensorRow* row = &none.state.rows[r];
         for (int l = 0; l < row->layers; l++) {
-            const size_t begin = row->offset_bytes + (size_t)l * row->layer_bytes;
+            const size_t begin = place_of(none.map, r, l);
             size_t differ = 0;
             for (size_t i = 0; i < tensor_layer_elements(row); i++) {
                 const uint32_t random = random_word(row, l, i, 3, 1);
@@ -750,29 +742,30 @@ template <class T> static void test_unbiased_everywhere(void) {
 
 // ---- limits ----
 
-static void too_many_pieces(const void* zero) {
+static void too_many_tiles(const void* map) {
     OptimizerPlan plan;
     OptimizerState state;
     memset(&state, 0, sizeof(state));
+    state.map = (const Map*)map;
     Memory memory = memory_on_gpu();
-    optimizer_open<float>(&plan, &memory, (const ZeroPlan*)zero, &state);
+    optimizer_open<float>(&plan, &memory, &state);
 }
 
 static void test_limits(void) {
-    ZeroPlan zero = zero_plan(SMALL, 0, 0, 1);
-    zero.trained_block = (size_t)INT_MAX / 2 * 1024; // of two blocks
-    zero.trained_once = 2 * 1024;
-    EXPECT(test_dies(too_many_pieces, &zero, EXIT_FAILURE, "2147483648 pieces"), "2^31 pieces");
+    Map map;
+    memset((void*)&map, 0, sizeof(map));
+    map.totals.updated = ((size_t)INT_MAX + 1) * 1024;
+    EXPECT(test_dies(too_many_tiles, &map, EXIT_FAILURE, "2147483648 tiles"), "2^31 tiles");
 }
 
 // Bytes of an update, of each parameter.
 static double bytes_of(OptimizerName name, MasterWeights master, DType params, DType grads) {
     const Optimizer optimizer = optimizer_of(name, 0, master);
-    const ZeroPlan zero = zero_plan(SMALL, 0, 0, 1);
+    const MapOf of = map_ops_of(SMALL, optimizer, 0, 1, NULL);
     OptimizerState state;
-    optimizer_state_open(&state, optimizer, &zero, SMALL);
-    return optimizer_bytes(&state, &zero, dtype_bytes(params), dtype_bytes(grads)) /
-           (double)zero_count(&zero, ZERO_FULL);
+    optimizer_state_open(&state, optimizer, map_ops(&of, 0));
+    return optimizer_bytes(&state, dtype_bytes(params), dtype_bytes(grads)) /
+           (double)state.map->totals.elements[MAP_OWNED];
 }
 
 static void test_bytes(void) {
@@ -782,6 +775,7 @@ static void test_bytes(void) {
     EXPECT(bytes_of(OPTIMIZER_ADAMW, MASTER_FP32, DTYPE_BF16, DTYPE_BF16) == 28,
            "g 2, m 8, v 8, master 8, param 2");
     EXPECT(bytes_of(OPTIMIZER_ADAMW, MASTER_NONE, DTYPE_BF16, DTYPE_FP32) == 24, "g 4, m 8, v 8, param 4");
+    ops_close("bytes");
 }
 
 template <class T> static void test_type(const Gpu* gpu) {

@@ -2,6 +2,7 @@
 // results, for all ranks of a grid. The messages of the ranks are copied here.
 #include <string.h>
 
+#include "dev/test/lib/map_test.h"
 #include "dev/test/lib/test.h"
 #include "llmc/model/part.h"
 #include "llmc/optim/owners.h"
@@ -23,7 +24,7 @@ enum { MOST_RANKS = 12 };
 
 typedef struct {
     Memory memory;
-    ModelConfig cfg;
+    Map map;
     OptimizerState state;
     Owners owners;
     OwnersDeal deal;
@@ -38,8 +39,8 @@ static float value_of(OwnedMatrix x, size_t element) {
 
 // Returns the number in the whole tensor of an element of a rank's part.
 static size_t whole_of(const Rank* rank, const OwnersItem* item, size_t element) {
-    return part_run(&rank->state.rows[item->x.of->row], model_of_part(rank->cfg), rank->cfg.part, element)
-        .whole;
+    const ModelConfig cfg = rank->map.cfg;
+    return part_run(&rank->state.rows[item->x.of->row], model_of_part(cfg), cfg.part, element).whole;
 }
 
 // Copies the messages of ranks first, first + step, ...: message number k from one to another meets
@@ -98,7 +99,7 @@ static void set_operands(Rank* rank, int count) {
     Owners* o = &rank->owners;
     for (int i = 0; i < count; i++) {
         const OwnersItem* item = &o->items[i];
-        const ZeroRange range = owners_range(o, item);
+        const MapRange range = item->share;
         float* share = o->shares + item->share_at;
         for (size_t e = 0; e < range.count; e++) {
             share[e] = value_of(item->x, whole_of(rank, item, range.before + e));
@@ -137,14 +138,14 @@ static void expect_results(const Rank* rank, int count, size_t* elements) {
     const Owners* o = &rank->owners;
     for (int i = 0; i < count; i++) {
         const OwnersItem* item = &o->items[i];
-        const ZeroRange range = owners_range(o, item);
+        const MapRange range = item->share;
         const float* share = o->shares + item->share_at;
         size_t wrong = 0;
         for (size_t e = 0; e < range.count; e++) {
             wrong += share[e] != -value_of(item->x, whole_of(rank, item, range.before + e));
         }
         EXPECT(wrong == 0, "%zu of %zu results of %s are wrong", wrong, range.count,
-               rank->state.rows[range.row].name);
+               rank->state.rows[item->x.of->row].name);
         EXPECT(!o->has_weights || range.count == 0 || share[range.count] == (float)matrix_number(item->x),
                "the rate");
         *elements += range.count;
@@ -173,12 +174,13 @@ static void test_round(Ranks* all, size_t* elements) {
 }
 
 static void rank_open(Rank* rank, ModelConfig cfg, Optimizer optimizer, const Ranks* all, int r) {
-    ModelPart part = {.tensor_ranks = all->t, .tensor_rank = r % all->t};
+    MapOf of = map_of_model(cfg);
+    of.stage = all->stage;
+    of.data = of.replica = all->W;
+    of.tensor = all->t;
     rank->memory = memory_on_host();
-    rank->cfg = all->t > 1 ? model_part_of(cfg, part) : cfg;
-    const ZeroPlan plan = zero_plan(rank->cfg, all->stage, r / all->t, all->W);
-    optimizer_state_open(&rank->state, optimizer, &plan, rank->cfg);
-    owners_open(&rank->owners, &rank->memory, MEMORY_DEVICE, &rank->state, &plan, NULL);
+    map_test_state(&rank->state, &rank->map, &rank->memory, of, r, optimizer);
+    owners_open(&rank->owners, &rank->memory, MEMORY_DEVICE, &rank->state);
 }
 
 static void test_grid(ModelConfig cfg, Optimizer optimizer, int stage, int W, int t) {

@@ -173,14 +173,20 @@ static double tensor_error(const TensorRow* row, const void* a, const void* b) {
 
 // Returns where a backward pass leaves the gradient of parameter i.
 static const TensorRow* gradient_row(const Model* model, int i) {
-    static TensorRow rows[MODEL_PARAMETER_ROWS];
-    zero_gradient_rows(rows, &model->zero.plan, model->cfg, sizeof(float));
-    return &rows[i];
+    static TensorRow row;
+    const Map* m = &model->map;
+    const Shard *first = map_find(m, i, 0), *second = map_find(m, i, model_copy_repeats(model->cfg));
+    row = m->rows[i];
+    row.element_bytes = sizeof(float);
+    row.offset_bytes = first ? map_at(m, first, MAP_GRADIENTS) * sizeof(float) : 0;
+    row.layer_bytes =
+        row.layers > 1 ? map_at(m, second, MAP_GRADIENTS) * sizeof(float) - row.offset_bytes : 0;
+    return &row;
 }
 
 // The error of row i of gradients, which a model has if the row is trained.
 static double gradient_error(const Model* model, int i, const void* a, const void* b) {
-    return zero_has_row(&model->zero.plan, i) ? tensor_error(gradient_row(model, i), a, b) : 0;
+    return model->freeze.rows >> i & 1 ? 0 : tensor_error(gradient_row(model, i), a, b);
 }
 
 // fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a
@@ -227,7 +233,7 @@ static void expect_reference_gradients(const RefModel* reference, const Model* m
     float* want = check_alloc(model->parameter_bytes, 1, "gradient");
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = gradient_row(model, i);
-        for (size_t j = 0; j < tensor_elements(row) && zero_has_row(&model->zero.plan, i); j++) {
+        for (size_t j = 0; j < tensor_elements(row) && !(model->freeze.rows >> i & 1); j++) {
             *element(row, want, j) = (float)*(Real*)test_element(&reference->rows[i], reference->grads, j);
         }
         EXPECT_NEAR(gradient_error(model, i, grads, want), 0, tolerance,
@@ -947,50 +953,60 @@ TEST(composition_shorter_batch) {
     model_close(&model);
 }
 
-// The range of the same tensor.
-static const ZeroRange* same_range(const Model* model, const ZeroRange* range) {
-    const ZeroRange* found = model->zero.ranges;
-    while (found->row != range->row || found->group != range->group) {
-        found++;
+// Sets the next range of all buckets; start with zeros.
+static int next_range(const Model* model, MapRange* range) {
+    const Map* m = &model->map;
+    int b = range->shard ? range->shard->bucket : 0;
+    while (b < m->num_buckets && !map_next_range(m, &m->buckets[b], MAP_OWNED, range)) {
+        b++;
     }
-    return found;
+    return b < m->num_buckets;
+}
+
+// The range of the same tensor.
+static MapRange same_range(const Model* model, const MapRange* range) {
+    return map_range(&model->map, range->shard->tensor, range->shard->layer, MAP_OWNED);
+}
+
+static int is_frozen_range(const Model* model, const MapRange* range) {
+    return freeze_has(&model->freeze, range->shard->tensor, int_max(range->shard->layer, 0));
 }
 
 // The reduced gradient of a range has the bits of the whole model's, or is zero; what is frozen in
 // all blocks, and frozen blocks that come first, have none. Adds up its squares.
-static void expect_range(Model* model, const Model* whole, const ZeroRange* range, const char* list,
+static void expect_range(Model* model, const Model* whole, const MapRange* range, const char* list,
                          double* square_sum) {
-    const int is_frozen = freeze_has(&model->freeze, range->row, model_group_layer(model->cfg, range->group));
-    if (!zero_has_gradient(&model->zero.plan, range->group) || !zero_has_row(&model->zero.plan, range->row)) {
-        EXPECT(is_frozen, "%s: no gradient of %s", list, model->parameter_rows[range->row].name);
+    const int is_frozen = is_frozen_range(model, range);
+    const char* name = model->map.rows[range->shard->tensor].name;
+    if (!map_has(&model->map, range->shard, map_update_space(&model->map))) {
+        EXPECT(is_frozen, "%s: no gradient of %s", list, name);
         return;
     }
+    const MapRange same = same_range(whole, range);
     const float* got = zero_range_gradient_cpu(&model->zero, range);
-    const float* want = zero_range_gradient_cpu(&whole->zero, same_range(whole, range));
+    const float* want = zero_range_gradient_cpu(&whole->zero, &same);
     size_t different = 0;
     for (size_t i = 0; i < range->count; i++) {
         different += got[i] != (is_frozen ? 0 : want[i]);
         *square_sum += (double)got[i] * got[i];
     }
-    EXPECT(different == 0, "%s: %zu elements of %s, group %d", list, different,
-           model->parameter_rows[range->row].name, range->group);
+    EXPECT(different == 0, "%s: %zu elements of %s, layer %d", list, different, name, range->shard->layer);
 }
 
 // An update leaves frozen parameters as they are, and changes every other tensor.
 static void expect_update(Model* model, const Model* whole, const char* list) {
     const Update update = {0.1f,      0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,         1,
                            DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
-    const float *now = model->params_memory, *before = whole->params_memory;
+    MapRange range = {NULL, 0, 0, 0};
     model_update(model, update);
-    for (int r = 0; r < model->zero.num_ranges; r++) {
-        const ZeroRange* range = &model->zero.ranges[r];
-        const int is_frozen =
-            freeze_has(&model->freeze, range->row, model_group_layer(model->cfg, range->group));
-        const int is_same = memcmp(now + range->full, before + same_range(whole, range)->full,
-                                   range->count * sizeof(float)) == 0;
-        EXPECT(is_same == is_frozen, "%s, %s: %s, group %d", list,
-               optimizer_word(model->state.optimizer.name), model->parameter_rows[range->row].name,
-               range->group);
+    while (next_range(model, &range)) {
+        const MapRange same = same_range(whole, &range);
+        const int is_same =
+            memcmp(zero_range_params_cpu(&model->zero, &range), zero_range_params_cpu(&whole->zero, &same),
+                   range.count * sizeof(float)) == 0;
+        EXPECT(is_same == is_frozen_range(model, &range), "%s, %s: %s, layer %d", list,
+               optimizer_word(model->state.optimizer.name), model->map.rows[range.shard->tensor].name,
+               range.shard->layer);
     }
 }
 
@@ -1010,7 +1026,7 @@ static void open_frozen(Model* model, const char* list, Options options) {
 static void accumulate(Model* model, const State* s) {
     for (int micro = 0; micro < 2; micro++) {
         const MicroStep step = {micro, 1, 1, micro == 1};
-        const int adds = micro > 0 && model->zero.plan.stage < 2;
+        const int adds = micro > 0 && model->map.of.stage < 2;
         model_forward(model, batch_of(s));
         model_backward(model, batch_of(s), 0.01f, adds ? GRADIENT_ADD : GRADIENT_SET, step, NULL);
     }
@@ -1025,8 +1041,8 @@ static void test_freeze(const char* list, Options options) {
     double square_sum = 0;
     accumulate(&model, &s);
     accumulate(&whole, &s);
-    for (int r = 0; r < model.zero.num_ranges; r++) {
-        expect_range(&model, &whole, &model.zero.ranges[r], list, &square_sum);
+    for (MapRange range = {NULL, 0, 0, 0}; next_range(&model, &range);) {
+        expect_range(&model, &whole, &range, list, &square_sum);
     }
     EXPECT_NEAR(gradient_norm(&model), sqrt(square_sum), 1e-6 * sqrt(square_sum), "%s: norm", list);
     expect_update(&model, &whole, list);
@@ -1262,8 +1278,8 @@ static void test_frozen_experts(const char* list, MatmulPrecision matmul) {
     model.z_loss = whole.z_loss;
     arch_pass(&model, &b);
     arch_pass(&whole, &b);
-    for (int r = 0; r < model.zero.num_ranges; r++) {
-        expect_range(&model, &whole, &model.zero.ranges[r], list, &square_sum);
+    for (MapRange range = {NULL, 0, 0, 0}; next_range(&model, &range);) {
+        expect_range(&model, &whole, &range, list, &square_sum);
     }
     model_close(&whole);
     model_close(&model);
@@ -1322,7 +1338,7 @@ static double gradients_of_four(Model* model) {
     for (int micro = 0; micro < 2; micro++) {
         const MicroStep step = {micro, 1, 1, micro == 1};
         const Batch batch = {tokens, tokens + 1, NULL, FOUR_B - micro, FOUR_T, FOUR_N};
-        const int adds = micro > 0 && model->zero.plan.stage < 2;
+        const int adds = micro > 0 && model->map.of.stage < 2;
         model_forward(model, batch);
         model_backward(model, batch, 0.1f, adds ? GRADIENT_ADD : GRADIENT_SET, step, NULL);
         sum += batch_loss(model, batch);
@@ -1332,21 +1348,22 @@ static double gradients_of_four(Model* model) {
 
 // The gradient of a range is the sum of those of all layers that have it; only the order of
 // additions may differ.
-static void expect_sum(const Model* model, const Model* whole, const ZeroRange* range, const char* share) {
-    const TensorRow *row = &model->parameter_rows[range->row], *of_layers = gradient_row(whole, range->row);
+static void expect_sum(const Model* model, const Model* whole, const MapRange* range, const char* share) {
+    const int tensor = range->shard->tensor;
+    const TensorRow *row = &model->parameter_rows[tensor], *of_layers = gradient_row(whole, tensor);
     const float* got = zero_range_gradient_cpu(&model->zero, range);
     double largest = 0, error = 0;
     for (size_t i = 0; i < range->count; i++) {
         double want = 0;
         for (int l = 0; l < row->uses; l++) {
             const float* layer = tensor_at_layer(of_layers, whole->grads_memory, l);
-            want += tensor_group(row, l) == range->group ? layer[i] : 0;
+            want += tensor_copy(row, l) == tensor_copy(row, range->shard->layer) ? layer[i] : 0;
         }
         largest = fmax(largest, fabs(want));
         error = fabs(got[i] - want) <= error ? error : fabs(got[i] - want); // NaN, too
     }
-    EXPECT(error <= 1e-6 * largest && largest > 0, "%s: gradient of %s, group %d: %g of %g", share, row->name,
-           range->group, error, largest);
+    EXPECT(error <= 1e-6 * largest && largest > 0, "%s: gradient of %s, layer %d: %g of %g", share, row->name,
+           range->shard->layer, error, largest);
 }
 
 // A model with shared layers has the bits of losses and logits of a model with equal layers, and
@@ -1358,20 +1375,22 @@ static void test_share(const char* share, Options options) {
     open_unshared(&whole, &model, options);
     const double loss = gradients_of_four(&model);
     EXPECT(loss == gradients_of_four(&whole), "%s: loss", share);
-    for (int r = 0; r < model.zero.num_ranges; r++) {
-        expect_sum(&model, &whole, &model.zero.ranges[r], share);
+    for (MapRange range = {NULL, 0, 0, 0}; next_range(&model, &range);) {
+        expect_sum(&model, &whole, &range, share);
     }
     const int ids[] = {5, 99, 130};
     const size_t bytes = (size_t)FOUR.V * sizeof(float);
     const float* logits = model_prefill(&model, 0, ids, 3);
     EXPECT(memcmp(logits, model_prefill(&whole, 0, ids, 3), bytes) == 0, "%s: logits of a text", share);
-    options.ranks.zero = model.zero.plan.stage;
+    options.ranks.zero = model.map.of.stage;
     threads_set(1);
     open_four(&again, share, options);
-    EXPECT(gradients_of_four(&again) == loss &&
-               memcmp(again.zero.shard, model.zero.shard,
-                      zero_count(&model.zero.plan, ZERO_SHARDS) * sizeof(float)) == 0,
-           "%s: one thread", share);
+    EXPECT(gradients_of_four(&again) == loss, "%s: loss of one thread", share);
+    for (MapRange range = {NULL, 0, 0, 0}; next_range(&model, &range);) {
+        EXPECT(memcmp(zero_range_gradient_cpu(&again.zero, &range),
+                      zero_range_gradient_cpu(&model.zero, &range), range.count * sizeof(float)) == 0,
+               "%s: one thread", share);
+    }
     threads_set(3);
     model_close(&again);
     model_close(&whole);
@@ -1519,7 +1538,7 @@ static void test_own_teacher(int quantize, MatmulPrecision matmul, double most) 
         (Options){
             .batch.seq_len = 32, .teacher.weight = 1, .teacher.quantize = quantize, .memory.matmul = matmul});
     Model* teacher = model.teacher;
-    for (int g = 0; g < model.zero.plan.groups && quantize; g++) {
+    for (int g = 0; g < model_groups(cfg) && quantize; g++) {
         model_set_group(teacher, g, model_get_group(&model, g, NULL));
     }
     if (!quantize) {
@@ -1604,7 +1623,7 @@ TEST(composition_update_in_part) {
     } report = {{{0, 0}, {0, 0}, 0, 0, 0, 0, 0, 0}, 0};
     micro_step_forward(&model, batch_of(&s), &report.gradient);
     micro_step_backward(&model, batch_of(&s), 1.0f / (float)(s.B * s.T), only, &now, &report.gradient);
-    const size_t upper = zero_group_begin(&model.zero.plan, 2) * sizeof(float);
+    const size_t upper = map_trained(&model.map, 2)->in[MAP_PARAMETERS].begin * sizeof(float);
     EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(now.square_sum)), "loss %g", now.losses);
     EXPECT(now.stopped_at == 1 && now.updated == cfg.L - 1, "stopped at %d", now.stopped_at);
     EXPECT(memcmp(model.params_memory, before, upper) == 0, "block 0 and the embeddings were updated");
