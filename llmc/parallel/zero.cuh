@@ -680,12 +680,6 @@ static inline Gradient zero_group_gradient(const ZeroGpu* z, int g) {
     return Gradient{zero_grads_of_(z, map_trained(z->map, g)), z->grads.dtype};
 }
 
-// Returns an array like OWNED in which only the gradient of group g exists. For one rank.
-static inline Gradient zero_gradient_at_group(const ZeroGpu* z, int g) {
-    const size_t before = map_trained(z->map, g)->in[MAP_OWNED].begin * dtype_bytes(z->grads.dtype);
-    return Gradient{(void*)((uintptr_t)zero_group_gradient(z, g).data - before), z->grads.dtype};
-}
-
 // Starts a micro-step. The first one of an update does the same work whether a forward pass came
 // before it or not.
 static inline void zero_begin(ZeroGpu* z, MicroStep step) {
