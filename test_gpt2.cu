@@ -346,8 +346,8 @@ static int is_key_bias(const Model* model, int row, size_t element) {
            element % (3 * C) / C == 1;
 }
 
-// Compares each trained tensor by name, except key biases, in arrays that are laid out as gradients,
-// as parameters are if none is frozen; expects padding of zeros between tensors.
+// Compares each trained tensor by name, except key biases, in arrays that are laid out as
+// gradients, as parameters are if none is frozen; expects padding of zeros between tensors.
 static void expect_tensors(const char* what, const Model* model, const float* got, const float* want,
                            double tolerance) {
     const Map* m = &model->map;
@@ -490,9 +490,9 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
         model_update(model, update);
     }
     test_gradients(model, tokens, targets);
-    const size_t room = model->map.totals.elements[MAP_SUMS] * sizeof(float), // of one rank: all gradients
+    const size_t room = model->map.totals.elements[MAP_SUMS] * sizeof(float),
 
-        result = step_result_bytes(BATCHES), statistics = model->results.statistics_bytes;
+                 result = step_result_bytes(BATCHES), statistics = model->results.statistics_bytes;
     char* data = (char*)check_alloc(room + result + statistics, 1, "gradients");
     const size_t bytes = copy_trained_gradients(data, model);
     const Bits bits = {data, bytes + result + statistics};

@@ -237,8 +237,8 @@ static inline void transfer_download_narrow_(const Transfer* t, const Bucket* b,
     }
 }
 
-// Sets t->scratch to elements first ... first + count - 1 of this rank's weights of a bucket, as fp32,
-// by joining their upper and lower parts. The lower parts are on the GPU or offloaded.
+// Sets t->scratch to elements first ... first + count - 1 of this rank's weights of a bucket, as
+// fp32, by joining their upper and lower parts. The lower parts are on the GPU or offloaded.
 static inline void transfer_join_(const Transfer* t, const Bucket* b, size_t first, size_t count) {
     const int slot = state_master_slot(t->master);
     const size_t bytes = master_bytes(t->master), at = (b->in[MAP_OWNED].begin + first) * bytes;

@@ -574,8 +574,8 @@ typedef struct {
 } ModelGradients;
 #undef ZERO_GRADIENT_
 
-// Returns the gradients of layer l, and of what is outside of the blocks. Those of frozen parameters
-// have no data.
+// Returns the gradients of layer l, and of what is outside of the blocks. Those of frozen
+// parameters have no data.
 static inline ModelGradients zero_bind_gradients(const ZeroGpu* z, int l) {
     const DType type = z->grads.dtype;
     const ModelParameters at = map_bind(z->map, MAP_GRADIENTS, z->grads.data, dtype_bytes(type), l);
@@ -584,9 +584,9 @@ static inline ModelGradients zero_bind_gradients(const ZeroGpu* z, int l) {
 #undef ZERO_GRADIENT_
 }
 
-// Clears the gradients of the frozen parameters of the blocks of layer l. Where layers take turns in
-// the same memory, it still has those of another layer, and this layer's backward pass does not set
-// them.
+// Clears the gradients of the frozen parameters of the blocks of layer l. Where layers take turns
+// in the same memory, it still has those of another layer, and this layer's backward pass does not
+// set them.
 static inline void zero_clear_frozen(ZeroGpu* z, int l) {
     const Map* m = z->map;
     const Bucket* b = map_trained(m, model_group(m->cfg, l));
@@ -678,12 +678,6 @@ static inline void zero_join_updates(ZeroGpu* z) { zero_join_(z); }
 // Returns the gradient of group g.
 static inline Gradient zero_group_gradient(const ZeroGpu* z, int g) {
     return Gradient{zero_grads_of_(z, map_trained(z->map, g)), z->grads.dtype};
-}
-
-// Returns an array like OWNED in which only the gradient of group g exists. For one rank.
-static inline Gradient zero_gradient_at_group(const ZeroGpu* z, int g) {
-    const size_t before = map_trained(z->map, g)->in[MAP_OWNED].begin * dtype_bytes(z->grads.dtype);
-    return Gradient{(void*)((uintptr_t)zero_group_gradient(z, g).data - before), z->grads.dtype};
 }
 
 // Starts a micro-step. The first one of an update does the same work whether a forward pass came
@@ -841,8 +835,8 @@ static inline void zero_exchange(ZeroGpu* z, int g, const GroupMove* moves, int 
 
 // ---- copies of divided arrays ----
 
-// Gathers elements at ... at + count - 1 of each rank's shard of a bucket in `all`, the whole bucket
-// on the host; NULL: not in this rank. `mine` is this rank's.
+// Gathers elements at ... at + count - 1 of each rank's shard of a bucket in `all`, the whole
+// bucket on the host; NULL: not in this rank. `mine` is this rank's.
 static inline void zero_collect_chunk_(ZeroGpu* z, const Bucket* b, void* all, const void* mine, DType type,
                                        size_t at, size_t count) {
     const MapSpan own = b->in[MAP_OWNED];
