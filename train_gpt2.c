@@ -370,23 +370,11 @@ static void set_windows(Model* model, const Pass* pass) {
     }
 }
 
-// Forward in a rank without tokens: computes those of others that take its experts.
-static void others_forward(Model* model, const Pass* pass) {
-    for (int l = 0; l < model->cfg.L && model_divides_experts(model->cfg); l++) {
-        const Block block = block_at(model, l, pass);
-        mlp_hidden_cpu(&block.mlp, NULL);
-        mlp_forward_cpu(NULL, &block.mlp);
-    }
-}
-
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
-// stages than the first, encoded has the residual stream that enters. A pass may have no tokens.
+// stages than the first, encoded has the residual stream that enters. A pass may have no tokens: it
+// takes its part in what ranks compute together.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    if (pass_tokens(pass) == 0) {
-        others_forward(model, pass);
-        return;
-    }
     model->linear.few = pass_is_step(pass);
     set_windows(model, pass);
     if (model_has_first(cfg)) {
@@ -582,24 +570,6 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
                       GRADIENT_SET, mode);
 }
 
-// Backward in a rank without tokens: its experts' gradients on those of others, and its part of the
-// reductions.
-static void others_backward(Model* model, GradientMode mode, MicroStep step) {
-    const Pass pass = {.acts = &model->acts, .activation_rows = model->activation_rows};
-    if (!model_divides_experts(model->cfg)) {
-        zero_idle_cpu(&model->zero, step);
-        return;
-    }
-    for (int l = model->cfg.L - 1; l >= 0; l--) {
-        const Block block = block_at(model, l, &pass);
-        const ModelParameters d = model->gradients[l];
-        const MlpLayerGradients dmlp = mlp_gradients_at(&block, &d, mode);
-        mlp_backward_cpu(&block.mlp, &dmlp, NULL, NULL);
-        zero_group_done_cpu(&model->zero, model_group(model->cfg, l), step);
-    }
-    zero_group_done_cpu(&model->zero, 0, step);
-}
-
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
 // `mode` says. dloss is the gradient of the loss of each token. Each group of gradients is reduced,
 // or its parameters are updated, as soon as it is complete. The pass ends where everything below is
@@ -645,26 +615,19 @@ static void stage_end(Model* model) { stage_leave_cpu(&model->stage, &model->gro
 // -------------------------------------------------------------------------------------------------
 // Micro-steps
 
-// Forward on the batch of a micro-step, which may be empty. Adds the time to the report.
+// Forward on the batch of a micro-step. Adds the time to the report.
 static void micro_step_forward(Model* model, Batch batch, RankReport* report) {
     const double start_s = time_now_s();
     model_forward(model, batch);
-    if (batch.B > 0) {
-        teacher_forward(model, batch);
-        report->pace_s += time_now_s() - start_s;
-    }
+    teacher_forward(model, batch);
+    report->pace_s += time_now_s() - start_s;
 }
 
-// Backward on the batch of a micro-step, and this rank's part of the others': the batch may be
-// empty. Sets the loss of the report.
+// Backward on the batch of a micro-step. Sets the loss of the report.
 static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                                 RankReport* report) {
     const int adds = step.number > 0 && model->zero.plan.stage < 2;
     const GradientMode mode = adds ? GRADIENT_ADD : GRADIENT_SET;
-    if (batch.B == 0) {
-        others_backward(model, mode, step);
-        return;
-    }
     model_backward(model, batch, dloss, mode, step, hook);
     if (model_has_last(model->cfg)) {
         rank_report_losses(report)[step.number] = batch_loss(model, batch);
@@ -750,7 +713,7 @@ static void model_hide_average(Model* model) {
 // stage.
 static void evaluate_batch(Model* model, Batch batch, double* loss) {
     model_forward(model, batch);
-    if (batch.B > 0 && model_has_last(model->cfg)) {
+    if (batch.B > 0 && model_has_last(model->cfg)) { // else `loss` is no micro-batch's
         model_losses(model, batch, NULL);
         *loss = batch_loss(model, batch);
     }
@@ -777,11 +740,11 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     pass.positions.starts = batch.starts;
     stage_begin(model, forward, batch);
     forward_pass(model, &pass);
-    if (batch.B > 0 && model_has_last(model->cfg)) {
+    if (model_has_last(model->cfg)) {
         model_losses(model, batch, is_top);
         context_gather_tokens_cpu(losses, context, model->acts.losses, sizes);
     }
-    if (batch.B > 0 && is_top && model_has_last(model->cfg)) {
+    if (is_top && model_has_last(model->cfg)) {
         context_gather_tokens_cpu(is_top, context, is_top, sizes);
     }
     stage_end(model);

@@ -587,31 +587,11 @@ static void set_windows(Model* model, const Pass* pass) {
     }
 }
 
-// Forward in a rank without tokens: computes those of others that take its experts, and does its
-// part of the communication.
-static void others_forward(Model* model, const Pass* pass) {
-    if (!model_divides_experts(model->cfg)) {
-        zero_idle_forward(&model->zero);
-        return;
-    }
-    zero_begin_forward(&model->zero);
-    for (int l = 0; l < model->cfg.L; l++) {
-        zero_parameters(&model->zero, l, 1);
-        const Block block = block_at(model, l, pass);
-        mlp_hidden(&block.mlp, NULL);
-        mlp_forward_residual(NULL, NULL, &block.mlp);
-    }
-}
-
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
 // stages than the first, encoded has the residual stream that enters. The inputs are on the GPU. A
-// pass may have no tokens.
+// pass may have no tokens: it takes its part in what ranks compute together.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    if (pass_tokens(pass) == 0) {
-        others_forward(model, pass);
-        return;
-    }
     // Only the matmuls of full micro-batches are worth timing. Decoding has the same bits in each
     // run.
     model->matmul.settings.autotune = model->autotune && !pass->cached && pass_tokens(pass) == model->N;
@@ -865,29 +845,6 @@ static void last_bias_backward(Model* model, const Pass* pass, GradientMode mode
                   &model->gpu);
 }
 
-// Forward and backward in a rank without tokens: its experts' gradients on those of others, and its
-// part of the reductions, up to group 0.
-static void others_backward(Model* model, GradientMode mode, MicroStep step) {
-    Pass pass = {};
-    pass.acts = &model->acts;
-    pass.activation_rows = model->activation_rows;
-    if (!model_divides_experts(model->cfg)) {
-        zero_idle<floatX>(&model->zero, step);
-        return;
-    }
-    zero_begin(&model->zero, step);
-    others_forward(model, &pass);
-    for (int l = model->cfg.L - 1; l >= 0; l--) {
-        zero_parameters(&model->zero, l, -1);
-        wait_for_buffer(model, l);
-        const Block block = block_at(model, l, &pass);
-        const ModelGradients d = gradients_at_layer(model, l);
-        const MlpGradientsGpu dmlp = mlp_gradients_at(&block, &d, mode);
-        mlp_backward(&block.mlp, &dmlp, NULL, NULL);
-        zero_group_done<floatX>(&model->zero, model_group(model->cfg, l), step);
-    }
-}
-
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
 // `mode` says. dloss is the gradient of the loss of each token. The gradients of a block are
 // reduced, or its parameters are updated, as soon as they are there; those of group 0 are left to
@@ -941,14 +898,14 @@ static void stage_end(Model* model) { stage_leave(&model->stage, &model->pipelin
 // Micro-steps
 
 // True if the forward pass waits for no other rank, so that its time tells how fast this one is.
-static int micro_step_is_timed(const Model* model, MicroStep step) {
-    return model->comm->size > 1 && !grid_forward_waits(&model->groups.grid) &&
+static int micro_step_is_timed(const Model* model, Batch batch, MicroStep step) {
+    return model->comm->size > 1 && batch.B > 0 && !grid_forward_waits(&model->groups.grid) &&
            !zero_forward_waits(&model->zero.plan, step);
 }
 
 // Starts a micro-step with its forward pass.
 static void micro_step_begin(Model* model, Batch batch, MicroStep step) {
-    const int is_timed = micro_step_is_timed(model, step);
+    const int is_timed = micro_step_is_timed(model, batch, step);
     zero_begin(&model->zero, step);
     model->linear.renews = step.number == 0;
     if (is_timed) {
@@ -972,32 +929,29 @@ static void micro_step_work(Model* model, Batch batch, float dloss, GradientMode
     zero_join(&model->zero, step);
 }
 
-// Forward on the batch of a micro-step, which may be empty. Without stages micro_step_backward does
-// it: the two passes can be one graph.
+// Forward on the batch of a micro-step. Without stages micro_step_backward does it: the two passes
+// can be one graph.
 static void micro_step_forward(Model* model, Batch batch, MicroStep step) {
-    if (model_is_stage(model->cfg) && batch.B > 0) {
+    if (model_is_stage(model->cfg)) {
         micro_step_begin(model, batch, step);
     }
 }
 
-// Backward on the batch of a micro-step, and this rank's part of the others': the batch may be
-// empty. Appends the loss to the results. Micro-steps of one variant, with full micro-batches in
-// all ranks (is_full), repeat as a graph.
+// Backward on the batch of a micro-step. Appends the loss to the results. Micro-steps of one
+// variant, with full micro-batches in all ranks (is_full), repeat as a graph.
 static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                                 int is_full) {
     StepGraph* graph = &model->graphs[zero_variant(&model->zero.plan, step)];
     const int adds = step.number > 0 && model->zero.plan.stage < 2;
     const GradientMode mode = adds ? GRADIENT_ADD : GRADIENT_SET;
     const auto work = [&] { micro_step_work(model, batch, dloss, mode, step, hook); };
-    if (batch.B == 0) {
-        others_backward(model, mode, step);
-    } else if (model->use_graph && is_full && step_graph_is_due(graph, batch.T, batch.starts)) {
+    if (model->use_graph && is_full && step_graph_is_due(graph, batch.T, batch.starts)) {
         step_graph_launch(graph, dloss, batch.starts, work, &model->gpu);
         zero_replayed(&model->zero);
     } else {
         work();
     }
-    if (micro_step_is_timed(model, step) && batch.B > 0) {
+    if (micro_step_is_timed(model, batch, step)) {
         model->clock.tokens = batch.B * batch.T; // a graph does not set it
     }
     zero_group_done<floatX>(&model->zero, model->zero.plan.groups, step); // an embedding's apart
@@ -1125,7 +1079,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t batch_token
         } else {
             micro_step_backward(model, batch, dloss, step, hook, train->is_full);
             rank_report_add(report, model->whole_cfg, &model->whole_freeze, batch);
-            batches += batch.B > 0 && model_has_last(model->cfg);
+            batches += model_has_last(model->cfg);
         }
         ahead += is_forward ? 1 : -1;
         comm_alive(model->comm);
@@ -1192,7 +1146,7 @@ static void model_evaluate(Model* model, Run* run) {
 }
 
 // Forward, for tasks: sets the loss of each token of whole sequences; positions count from the
-// start of each document. With an empty batch this rank only takes its part in what the others do.
+// start of each document.
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
     const AttentionSizes sizes = attention_config_chunks(model->cfg, batch.B, batch.T, batch.chunks);
     const PipelineAction forward = {PIPELINE_FORWARD, 0, 0};
@@ -1201,11 +1155,11 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     pass.positions.starts = pushed.starts;
     stage_begin(model, forward, batch);
     forward_pass(model, &pass);
-    if (batch.B > 0 && model_has_last(model->cfg)) {
+    if (model_has_last(model->cfg)) {
         model_losses(model, pushed, is_top ? model->is_top : NULL);
         context_gather_tokens(losses, &model->context, model->acts.losses, sizes, &model->gpu);
     }
-    if (batch.B > 0 && is_top && model_has_last(model->cfg)) {
+    if (is_top && model_has_last(model->cfg)) {
         context_gather_tokens(is_top, &model->context, model->is_top, sizes, &model->gpu);
     }
     stage_end(model);

@@ -419,9 +419,6 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 // does not set them.
 void zero_clear_frozen_cpu(Zero* z, int l);
 
-// Does the part of a rank that has no micro-batch in a micro-step.
-void zero_idle_cpu(Zero* z, MicroStep step);
-
 // Adds the squares of this rank's shards of the reduced gradient that count. `partial` is scratch
 // memory of gradient_square_sum_cpu.
 void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial);
@@ -816,14 +813,6 @@ void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
     for (int i = 0; (i = map_counted(z->map, i, &span)) > 0;) {
         gradient_square_sum_cpu(sum, z->shard + span.begin, span.count, partial);
     }
-}
-
-void zero_idle_cpu(Zero* z, MicroStep step) {
-    for (int k = z->plan.groups - 2; k >= z->plan.first_block; k--) {
-        zero_group_done_cpu(z, 1 + k, step);
-    }
-    zero_group_done_cpu(z, 0, step);
-    zero_group_done_cpu(z, z->plan.groups, step);
 }
 
 static void zero_add_cpu_(float* sum, const float* more, size_t count) {
