@@ -281,9 +281,17 @@ static TensorParallel tensor_of(Model* model, const Pass* pass) {
     return (TensorParallel){cut, group, a->gathered, a->parts, a->arrived};
 }
 
-// Returns the number of rows of the residual stream, R, that this rank has in a pass.
-static int stream_rows(Model* model, const Pass* pass) {
-    return tensor_rows(tensor_of(model, pass).cut).count;
+// Returns layer l in a pass; each layer also has the parameters outside of the blocks.
+static LayerPass layer_at(Model* model, int l, const Pass* pass) {
+    const ModelParameters p = model->layers[l];
+    return (LayerPass){.cfg = model->cfg,
+                       .l = l,
+                       .pass = pass,
+                       .p = p,
+                       .a = model_activations_at_layer(*pass->acts, pass->activation_rows, l),
+                       .weights = linear_weights(&model->linear, model->cfg, &p, l),
+                       .tensor = tensor_of(model, pass),
+                       .linear = &model->linear};
 }
 
 // A block in a pass: R rows of the residual stream, and the layers, which see all N tokens.
@@ -298,31 +306,23 @@ typedef struct {
     Mlp mlp;
 } Block;
 
-static Norm norm_of(ModelConfig cfg, const float* weight, const float* bias, float* mean, float* rstd,
-                    int rows) {
-    return (Norm){model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, rows, cfg.C};
-}
-
 // Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
 static const int* starts_of(const Model* model, int l, const Pass* pass) {
     return model_window(model->cfg, l) > 0 ? model->window_starts : pass->starts;
 }
 
 static Block block_at(Model* model, int l, const Pass* pass) {
-    const ModelConfig cfg = model->cfg;
-    const int R = stream_rows(model, pass);
-    const ModelParameters p = model->layers[l];
-    const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
-    const LayerWeights w = linear_weights(&model->linear, cfg, &p, l);
-    const LayerPass layer = {cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
+    const LayerPass layer = layer_at(model, l, pass);
+    const ModelParameters* p = &layer.p;
+    const ModelActivations* a = &layer.a;
     return (Block){
         .model = model,
         .l = l,
-        .a = a,
+        .a = *a,
         .inp = stream_into(model, l, pass),
         .out = stream_into(model, l + 1, pass),
-        .norm1 = norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, R),
-        .norm2 = norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, R),
+        .norm1 = layer_norm(&layer, p->ln1w, p->ln1b, a->ln1_mean, a->ln1_rstd),
+        .norm2 = layer_norm(&layer, p->ln2w, p->ln2b, a->ln2_mean, a->ln2_rstd),
         .attention = self_attention_of(&layer, starts_of(model, l, pass), &model->attention),
         .mlp = mlp_of(&layer, &model->groups.experts),
     };
@@ -344,23 +344,9 @@ static void block_forward(const Block* b) {
     residual_forward_cpu(b->out, b->a.residual2, b->a.branch, (size_t)b->norm2.N * (size_t)b->norm2.C);
 }
 
-static Norm last_norm(Model* model, const Pass* pass) {
-    const ModelActivations* a = pass->acts;
-    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd,
-                   stream_rows(model, pass));
-}
-
-// Sets the residual stream that enters the first block, (R, C).
-static void embeddings_forward(Model* model, const Pass* pass) {
-    const ModelConfig cfg = model->cfg;
-    const TensorParallel tensor = tensor_of(model, pass);
-    const ModelActivations* a = pass->acts;
-    const LayerWeights w = linear_weights(&model->linear, cfg, &model->params, 0);
-    linear_embedding_cpu(a->encoded, pass, &w.wte, model->params.wpe, &tensor, &model->linear);
-    if (a->encoded_rstd) {
-        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, stream_rows(model, pass), cfg.C,
-                              model_norm_eps(cfg));
-    }
+static Norm last_norm(const LayerPass* last) {
+    const ModelActivations* a = &last->a;
+    return layer_norm(last, last->p.lnfw, last->p.lnfb, a->lnf_mean, a->lnf_rstd);
 }
 
 // Sets where attention starts in layers with a window, for a pass over a batch.
@@ -378,31 +364,23 @@ static void forward_pass(Model* model, const Pass* pass) {
     model->linear.few = pass_is_step(pass);
     set_windows(model, pass);
     if (model_has_first(cfg)) {
-        embeddings_forward(model, pass);
+        const LayerPass first = layer_at(model, 0, pass);
+        linear_embedding_cpu(&first);
     }
     for (int l = 0; l < cfg.L; l++) {
         const Block block = block_at(model, l, pass);
         block_forward(&block);
     }
     if (model_has_last(cfg)) {
-        const Norm norm = last_norm(model, pass);
+        const LayerPass last = layer_at(model, cfg.L - 1, pass);
+        const Norm norm = last_norm(&last);
         norm_forward_cpu(pass->acts->lnf, stream_into(model, cfg.L, pass), &norm);
     }
 }
 
-// Returns the pass over a batch. Positions count from the first token of each sequence.
 static Pass batch_pass(const Model* model, Batch batch) {
     assert(batch.B * batch.T <= model->N && batch_length(batch) <= model->T);
-    return (Pass){.inputs = batch.inputs,
-                  .targets = batch.targets,
-                  .starts = batch.starts,
-                  .lengths = batch.lengths,
-                  .targets_per_token = &model->targets_per_token,
-                  .B = batch.B,
-                  .T = batch.T,
-                  .positions = {NULL, NULL, batch.chunks},
-                  .acts = &model->acts,
-                  .activation_rows = model->activation_rows};
+    return pass_of_batch(batch, &model->acts, model->activation_rows, &model->targets_per_token);
 }
 
 static void model_forward(Model* model, Batch batch) {
@@ -410,24 +388,10 @@ static void model_forward(Model* model, Batch batch) {
     forward_pass(model, &pass);
 }
 
-// Returns the head of the model on lnf, after forward_pass. Gathers lnf (N, C).
+// Returns the head of the model, after forward_pass. Collective.
 static LmHead lm_head(Model* model, const Pass* pass) {
-    const TensorParallel tensor = tensor_of(model, pass);
-    const ModelActivations* a = pass->acts;
-    return (LmHead){.hidden = tensor_gather_cpu(&tensor, 0, a->lnf),
-                    .weight = linear_weights(&model->linear, model->cfg, &model->params, 0).head,
-                    .targets = pass->targets,
-                    .logits = a->logits,
-                    .N = pass_tokens(pass),
-                    .V = model->cfg.V,
-                    .chunk = model->chunk,
-                    .softcap = model->cfg.softcap,
-                    .z_loss = model->z_loss,
-                    .linear = &model->linear,
-                    .bf16 = &model->classifier,
-                    .tensor = tensor,
-                    .rows = (CrossEntropySlice*)(void*)a->word_rows,
-                    .all = a->all_logits};
+    const LayerPass last = layer_at(model, model->cfg.L - 1, pass);
+    return lm_head_of(&last, model->chunk, model->z_loss, &model->classifier);
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
@@ -530,7 +494,8 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const EmbeddingSizes sizes = {
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
     if (a->encoded_rstd && (d.wte || apart)) {
-        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, stream_rows(model, pass), cfg.C);
+        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, tensor_rows(tensor.cut).count,
+                               cfg.C);
     }
     const float* dencoded = tensor_gather_cpu(&tensor, 0, a->dresidual); // (N, C)
     // without a matrix of its own, the head has set or added to d.wte
@@ -558,8 +523,9 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     const ModelConfig cfg = model->cfg;
     const ModelActivations* a = pass->acts;
     const ModelParameters d = model->gradients[0];
+    const LayerPass last = layer_at(model, cfg.L - 1, pass);
     const LmHead head = lm_head(model, pass);
-    const Norm norm = last_norm(model, pass);
+    const Norm norm = last_norm(&last);
     float *dlnf = a->branch, *dweight = cfg.has_head ? d.head : d.wte; // (R, C), (Vp, C)
     if (model->teacher) {
         teaching_gradients_cpu(a->losses, dlnf, dweight, &model->teaching, head, dloss, mode);
@@ -606,7 +572,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
 // this one needs.
 static void stage_begin(Model* model, PipelineAction next, Batch batch) {
     const Pass pass = batch_pass(model, batch);
-    next.tokens = stream_rows(model, &pass);
+    next.tokens = tensor_rows(tensor_of(model, &pass).cut).count;
     stage_enter_cpu(&model->stage, &model->groups.pipe, &model->acts, next);
 }
 

@@ -466,14 +466,18 @@ static TensorParallelGpu tensor_of(Model* model, const Pass* pass) {
     return TensorParallelGpu{cut, group, a->gathered, a->parts, a->arrived, &model->gpu};
 }
 
-// Returns the number of rows of the residual stream, R, that this rank has in a pass.
-static int stream_rows(Model* model, const Pass* pass) {
-    return tensor_rows(tensor_of(model, pass).cut).count;
-}
-
 // Returns the bytes of a tensor of the residual stream in a pass.
 static size_t stream_bytes(Model* model, const Pass* pass) {
-    return (size_t)stream_rows(model, pass) * model->cfg.C * sizeof(floatX);
+    return (size_t)tensor_rows(tensor_of(model, pass).cut).count * model->cfg.C * sizeof(floatX);
+}
+
+// Returns layer l in a pass; each layer also has the parameters outside of the blocks.
+static LayerPassGpu layer_at(Model* model, int l, const Pass* pass) {
+    const ModelParameters p = parameters_at_layer(model, l);
+    const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
+    LayerWeights w = linear_weights(model->cfg, &p);
+    linear_bind_codes(&w, &model->linear, model_copy(model->cfg, l));
+    return LayerPassGpu{model->cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
 }
 
 // Copies the residual stream after block l to the host, if it is offloaded.
@@ -508,34 +512,25 @@ typedef struct {
     MlpGpu mlp;
 } Block;
 
-static NormGpu<floatX> norm_of(ModelConfig cfg, const floatX* weight, const floatX* bias, float* mean,
-                               float* rstd, int rows) {
-    return NormGpu<floatX>{model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, rows, cfg.C, {}};
-}
-
 // Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
 static const int* starts_of(const Model* model, int l, const Pass* pass) {
     return model_window(model->cfg, l) > 0 ? model->window_starts : pass->starts;
 }
 
 static Block block_at(Model* model, int l, const Pass* pass) {
-    const ModelConfig cfg = model->cfg;
-    const int R = stream_rows(model, pass);
-    const ModelParameters p = parameters_at_layer(model, l);
-    const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
-    LayerWeights w = linear_weights(cfg, &p);
-    linear_bind_codes(&w, &model->linear, model_copy(cfg, l));
-    const LayerPassGpu layer = {cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
+    const LayerPassGpu layer = layer_at(model, l, pass);
+    const ModelParameters* p = &layer.p;
+    const ModelActivations* a = &layer.a;
     return Block{
         model,
         pass,
         l,
-        a,
-        w,
+        *a,
+        layer.weights,
         stream_into(model, l, pass),
         stream_into(model, l + 1, pass),
-        norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, R),
-        norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, R),
+        layer_norm(&layer, p->ln1w, p->ln1b, a->ln1_mean, a->ln1_rstd),
+        layer_norm(&layer, p->ln2w, p->ln2b, a->ln2_mean, a->ln2_rstd),
         self_attention_of(&layer, starts_of(model, l, pass), model->rope, &model->attention, &model->context),
         mlp_of(&layer, &model->groups.experts, &model->experts)};
 }
@@ -561,23 +556,9 @@ static void block_forward(Block* b) {
     offload_residual(model, b->l, b->pass);
 }
 
-static NormGpu<floatX> last_norm(Model* model, const Pass* pass) {
-    const ModelActivations* a = pass->acts;
-    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd,
-                   stream_rows(model, pass));
-}
-
-// Sets the residual stream that enters the first block, (R, C).
-static void embeddings_forward(Model* model, const Pass* pass) {
-    const ModelConfig cfg = model->cfg;
-    const TensorParallelGpu tensor = tensor_of(model, pass);
-    const ModelActivations* a = pass->acts;
-    const LayerWeights w = linear_weights(cfg, &model->params);
-    linear_embedding(a->encoded, pass, &w.wte, model->params.wpe, &tensor, &model->linear);
-    if (a->encoded_rstd) {
-        norm_unit_forward(a->encoded, a->encoded_rstd, stream_rows(model, pass), cfg.C, model_norm_eps(cfg),
-                          &model->gpu);
-    }
+static NormGpu<floatX> last_norm(const LayerPassGpu* last) {
+    const ModelActivations* a = &last->a;
+    return layer_norm(last, last->p.lnfw, last->p.lnfb, a->lnf_mean, a->lnf_rstd);
 }
 
 // Sets where attention starts in layers with a window, for a pass over a batch.
@@ -598,7 +579,8 @@ static void forward_pass(Model* model, const Pass* pass) {
     zero_begin_forward(&model->zero);
     set_windows(model, pass);
     if (model_has_first(cfg)) {
-        embeddings_forward(model, pass);
+        const LayerPassGpu first = layer_at(model, 0, pass);
+        linear_embedding(&first);
     }
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, model_copy(cfg, l), 1);
@@ -606,27 +588,16 @@ static void forward_pass(Model* model, const Pass* pass) {
         block_forward(&block);
     }
     if (model_has_last(cfg)) {
-        const NormGpu<floatX> norm = last_norm(model, pass);
+        const LayerPassGpu last = layer_at(model, cfg.L - 1, pass);
+        const NormGpu<floatX> norm = last_norm(&last);
         norm_forward(pass->acts->lnf, (const floatX*)stream_into(model, cfg.L, pass), &norm, &model->gpu);
     }
 }
 
-// Returns the pass over a batch of model_push. Positions count from the first token of each
-// sequence.
+// Returns the pass over a batch of model_push.
 static Pass batch_pass(const Model* model, Batch batch) {
-    Pass pass = {};
     assert(batch.B * batch.T <= model->N && batch_length(batch) <= model->T);
-    pass.inputs = batch.inputs;
-    pass.targets = batch.targets;
-    pass.starts = batch.starts;
-    pass.lengths = batch.lengths;
-    pass.targets_per_token = model->batches.batch.targets_per_token;
-    pass.B = batch.B;
-    pass.T = batch.T;
-    pass.positions.chunks = batch.chunks;
-    pass.acts = &model->acts;
-    pass.activation_rows = model->activation_rows;
-    return pass;
+    return pass_of_batch(batch, &model->acts, model->activation_rows, model->batches.batch.targets_per_token);
 }
 
 static void model_forward(Model* model, Batch batch) {
@@ -634,23 +605,10 @@ static void model_forward(Model* model, Batch batch) {
     forward_pass(model, &pass);
 }
 
-// Returns the head of the model on lnf, after forward_pass. Gathers lnf (N, C).
+// Returns the head of the model, after forward_pass. Collective.
 static LmHeadGpu lm_head(Model* model, const Pass* pass) {
-    const TensorParallelGpu tensor = tensor_of(model, pass);
-    const ModelActivations* a = pass->acts;
-    return LmHeadGpu{tensor_gather(&tensor, 0, a->lnf),
-                     linear_weights(model->cfg, &model->params).head,
-                     pass->targets,
-                     a->logits,
-                     pass_tokens(pass),
-                     model->cfg.V,
-                     model->chunk,
-                     model->cfg.softcap,
-                     model->z_loss,
-                     &model->linear,
-                     tensor,
-                     a->word_rows,
-                     a->all_logits};
+    const LayerPassGpu last = layer_at(model, model->cfg.L - 1, pass);
+    return lm_head_of(&last, model->chunk, model->z_loss);
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
@@ -796,8 +754,8 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
     const int is_trained = d.wte.data || apart.data;
     if (a->encoded_rstd && is_trained) {
-        norm_unit_backward(a->dresidual, (const floatX*)a->encoded, a->encoded_rstd, stream_rows(model, pass),
-                           cfg.C, &model->gpu);
+        norm_unit_backward(a->dresidual, (const floatX*)a->encoded, a->encoded_rstd,
+                           tensor_rows(tensor.cut).count, cfg.C, &model->gpu);
     }
     const floatX* dencoded = tensor_gather(&tensor, 0, a->dresidual); // (N, C)
     if (is_trained) {
@@ -821,9 +779,10 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     const ModelConfig cfg = model->cfg;
     const ModelActivations* a = pass->acts;
     const ModelGradients d = gradients_at_layer(model, 0);
+    const LayerPassGpu last = layer_at(model, cfg.L - 1, pass);
     const LmHeadGpu head = lm_head(model, pass);
     const Gradient dweight = cfg.has_head ? d.head : d.wte;
-    const NormGpu<floatX> norm = last_norm(model, pass);
+    const NormGpu<floatX> norm = last_norm(&last);
     const NormGradients dnorm = {
         d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode, stream_codes(model, cfg.L - 1, pass)};
     floatX* dlnf = a->branch; // (R, C)
@@ -841,8 +800,8 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
 static void last_bias_backward(Model* model, const Pass* pass, GradientMode mode) {
     const ModelConfig cfg = model->cfg;
     norm_dinp_sum(bias_grad_into(model, cfg.L), share_gradient_mode(cfg, cfg.L - 1, mode),
-                  (const floatX*)pass->acts->dresidual, stream_rows(model, pass), cfg.C, &model->norm_scratch,
-                  &model->gpu);
+                  (const floatX*)pass->acts->dresidual, tensor_rows(tensor_of(model, pass).cut).count, cfg.C,
+                  &model->norm_scratch, &model->gpu);
 }
 
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
@@ -888,7 +847,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
 // this one needs.
 static void stage_begin(Model* model, PipelineAction next, Batch batch) {
     const Pass pass = batch_pass(model, batch);
-    next.tokens = stream_rows(model, &pass);
+    next.tokens = tensor_rows(tensor_of(model, &pass).cut).count;
     stage_enter(&model->stage, &model->pipeline, &model->acts, next);
 }
 

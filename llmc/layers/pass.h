@@ -11,6 +11,7 @@ on the CPU and the GPU.
 
 #include "llmc/base/host_device.h"
 #include "llmc/base/token_chunks.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/counted.h"
 #include "llmc/ops/embedding.h"
@@ -30,6 +31,26 @@ typedef struct {
     int cached;
     int sequence; // prefill: its place in the cache
 } Pass;
+
+// Returns the pass over a batch, whose arrays are where the model is. Positions count from the first
+// token of each sequence.
+static inline Pass pass_of_batch(Batch batch, const ModelActivations* acts, const TensorRow* rows,
+                                 const float* targets_per_token) {
+    const EmbeddingPositions positions = {NULL, NULL, batch.chunks};
+    const Pass pass = {batch.inputs,
+                       batch.targets,
+                       batch.starts,
+                       batch.lengths,
+                       targets_per_token,
+                       batch.B,
+                       batch.T,
+                       positions,
+                       acts,
+                       rows,
+                       0,
+                       0};
+    return pass;
+}
 
 static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }
 
