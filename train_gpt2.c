@@ -10,47 +10,22 @@ llmc/run/run.h.
 Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden
 units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padded vocabulary.
 */
-// the model and its operations (llmc), tools that know no model (base), then what runs it (data,
-// run)
-#include "llmc/bf16/tile_kernels.h"
+// room after room, from the ground up; each brings what it is made of
+#include "llmc/base/processor.h"
 #include "llmc/ops/checksum.h"
-#include "llmc/bf16/cross_entropy_bf16.h"
-#include "llmc/comm/comm.h"
-#include "llmc/ops/embedding.h"
-#include "llmc/model/freeze.h"
-#include "llmc/model/map.h"
-#include "llmc/model/model.h"
-#include "llmc/ops/gradient.h"
-#include "llmc/ops/norm.h"
-#include "llmc/layers/linear.h"
-#include "llmc/layers/teaching.h"
-#include "llmc/layers/mlp.h"
-#include "llmc/optim/optimizer.h"
-#include "llmc/layers/self_attention.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/layers/decode.h"
-#include "llmc/parallel/grid.h"
+#include "llmc/layers/mlp.h"
+#include "llmc/layers/self_attention.h"
+#include "llmc/layers/teaching.h"
 #include "llmc/parallel/groups.h"
-#include "llmc/parallel/micro_steps.h"
 #include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/base/clock.h"
-#include "llmc/base/processor.h"
-#include "llmc/base/threads.h"
-#include "llmc/base/vec.h"
-#include "llmc/data/dataloader.h"
 #include "llmc/optim/update_groups.h"
-#include "llmc/optim/update_in_backward.h"
-#include "llmc/setup/options.h"
 #include "llmc/setup/resolve.h"
-#include "llmc/plan/plan.h"
 #include "llmc/plan/plan_cpu.h"
-#include "llmc/run/generate.h"
 #include "llmc/run/run.h"
 #include "llmc/run/start.h"
-#include "llmc/checkpoint/run_state.h"
-#include "llmc/run/trainer.h"
 
 // -------------------------------------------------------------------------------------------------
 // The model
@@ -59,15 +34,12 @@ struct Model {
     ModelConfig cfg; // of the part that this process has
     // micro-batches up to B sequences of up to T tokens; N of these tokens are this process's
     int B, T, N;
-    int chunk; // tokens that have logits in memory
-    ModelUse use;
+    int chunk;                  // tokens that have logits in memory
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
     float targets_per_token;    // of the pass's update (counted.h)
     RecomputeLevel recompute;   // which activations the backward pass computes again
     Freeze freeze;              // which parameters training leaves unchanged
-    ModelConfig whole_cfg;      // the whole model, whose operations are counted
-    Freeze whole_freeze;
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     Map map; // of the elements of all tensors
     // (L) of each layer, with those outside of the blocks; gradients: NULL where nothing is trained
@@ -199,7 +171,6 @@ static RecomputeLevel recompute_level(const Settled* s) {
 static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     const MapOf of = settled_map(s, 1);
     model->cfg = s->part;
-    model->use = s->use;
     model->B = s->options.batch.size;
     model->T = s->options.batch.seq_len;
     model->N = model->B * settled_rank_length(s);
@@ -208,8 +179,6 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
         (RouterLosses){s->options.optimizer.router_balance, s->options.optimizer.router_z, 0};
     model->recompute = recompute_level(s);
     model->freeze = settled_own_freeze(s);
-    model->whole_cfg = s->cfg;
-    model->whole_freeze = s->freeze;
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
@@ -244,8 +213,9 @@ static void open_teacher(Model* model, const Settled* s) {
 }
 
 // Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
-// from a dry ledger, which then tells what the model would take: it needs no `comm`.
-static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
+// from a dry ledger, which then tells what the model would take: it needs no `comm`. Returns the
+// ledger.
+static const Memory* model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
     memset(model, 0, sizeof(*model));
     grid_groups_open(&model->groups, s->ranks.grid, comm);
     open_parts(model, s, memory, comm);
@@ -254,6 +224,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
                       (size_t)model->chunk);
         open_teacher(model, s);
     }
+    return &model->memory;
 }
 
 static void model_close(Model* model) {
@@ -614,38 +585,25 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
     report->pace_s = tokens > 0 && !grid_forward_waits(&model->groups.grid) ? report->pace_s / tokens : 0;
 }
 
-// Computes the gradient of an update, one micro-batch after another: forward and backward on the
-// next batch_tokens. The loss of each token counts loss_scale / batch_tokens. Sets the losses
-// of the report, one for each micro-step, its square sum, work and pace. The hook, unless
-// NULL, makes the update in the backward pass.
-static void model_gradients(Model* model, Dataloader* train, int64_t batch_tokens, float loss_scale,
-                            InBackward* hook, RankReport* report) {
-    const float dloss = (float)(loss_scale / (double)batch_tokens);
-    const Group* pipe = &model->groups.pipe;
-    MicroSteps steps = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B);
-    const int64_t M = micro_steps_count(&steps);
-    PipelineAction now;
-    int64_t ahead = 0; // forward passes whose backward pass is still to come
+// Computes the gradient of an update, one micro-batch after another. Sets the losses of the report,
+// one for each micro-step, its square sum, work and pace. With --update-in-backward it also makes the
+// update.
+static void model_gradients(Model* model, Run* run) {
+    InBackward* hook = run_hook(run);
+    RankReport* report = run->report;
     double tokens = 0;
     model->router_statistics =
         router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E);
     linear_trains(&model->linear);
-    for (int64_t i = 0; pipeline_action(pipe->size, pipe->rank, M, i, &now); i++) {
-        const int is_forward = now.pass == PIPELINE_FORWARD;
-        const Batch batch = is_forward ? dataloader_next(train) : dataloader_earlier(train, ahead - 1);
-        MicroStep step;
-        stage_begin(model, now, batch);
-        if (is_forward) {
-            in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
+    for (const RunTurn* turn; (turn = run_turn(run, hook)) != NULL;) {
+        const Batch batch = turn->batch;
+        stage_begin(model, turn->now, batch);
+        if (turn->now.pass == PIPELINE_FORWARD) {
             micro_step_forward(model, batch, report);
             tokens += (double)batch.B * batch.T;
         } else {
-            micro_steps_next(&steps, &step);
-            micro_step_backward(model, batch, dloss, step, hook, report);
-            rank_report_add(report, model->whole_cfg, &model->whole_freeze, batch);
+            micro_step_backward(model, batch, turn->dloss, turn->step, hook, report);
         }
-        ahead += is_forward ? 1 : -1;
-        comm_alive(model->comm);
     }
     stage_end(model);
     linear_trained(&model->linear);
@@ -817,6 +775,10 @@ static const Trainer trainer = {
     .program_name = "train_gpt2",
     .program = {OPTION_CPU, LLMC_VERSION},
     .dtype = SAFETENSORS_F32,
+    .model_bytes = sizeof(Model),
+    .ledger = memory_on_host,
+    .open = model_open,
+    .close = model_close,
     .model = plan_of_model,
     .plan = plan_on_cpu,
     .memory = memory_used_on_cpu,
@@ -859,8 +821,7 @@ static void train(Model* model, Run* run) {
             break;
         }
         run_begin_step(run);
-        model_gradients(model, run->train, run_batch(run), run->state.loss_scale.scale, run_hook(run),
-                        run->report);
+        model_gradients(model, run);
         if (run_accepts(run, &update)) {
             model_update(model, update);
         }
@@ -871,26 +832,6 @@ static void train(Model* model, Run* run) {
     }
 }
 
-// One run of the program: trains a model, or generates text with it. Returns the exit status.
-static int pretrain(int argc, char** argv) {
-    Run* run = run_open(argc, argv, &trainer);
-    if (run->trains || run->generate) {
-        Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, run->settled, memory_on_host(), &run->comm);
-        memory_check(&model->memory, &run->plan.model.memory);
-        if (run->generate) {
-            generate_texts(run, model);
-        } else {
-            run_begin(run, model);
-            train(model, run);
-            run_end(run);
-        }
-        model_close(model);
-        free(model);
-    }
-    return run_close(run);
-}
-
 #ifndef TRAIN_GPT2_NO_MAIN
 PROCESSOR_CHECK
 
@@ -899,6 +840,6 @@ int main(int argc, char** argv) {
         argv); // executes this program a second time, with OpenMP's waiting time in its environment
     vec_flush_denormals(); // before the first parallel region: its threads inherit it
     run_open_process();
-    return pretrain(argc, argv);
+    return run_program(argc, argv, &trainer, train);
 }
 #endif
