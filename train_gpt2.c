@@ -277,11 +277,6 @@ typedef struct {
     Mlp mlp;
 } Block;
 
-// Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
-static const int* starts_of(const Model* model, int l, const Pass* pass) {
-    return model_window(model->cfg, l) > 0 ? model->window_starts : pass->starts;
-}
-
 static Block block_at(Model* model, int l, const Pass* pass) {
     const LayerPass layer = layer_at(model, l, pass);
     const ModelParameters* p = &layer.p;
@@ -294,7 +289,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .out = stream_into(model, l + 1, pass),
         .norm1 = layer_norm(&layer, p->ln1w, p->ln1b, a->ln1_mean, a->ln1_rstd),
         .norm2 = layer_norm(&layer, p->ln2w, p->ln2b, a->ln2_mean, a->ln2_rstd),
-        .attention = self_attention_of(&layer, starts_of(model, l, pass), &model->attention),
+        .attention = self_attention_of(&layer, model->window_starts, &model->attention),
         .mlp = mlp_of(&layer, &model->groups.experts),
     };
 }
@@ -320,20 +315,13 @@ static Norm last_norm(const LayerPass* last) {
     return layer_norm(last, last->p.lnfw, last->p.lnfb, a->lnf_mean, a->lnf_rstd);
 }
 
-// Sets where attention starts in layers with a window, for a pass over a batch.
-static void set_windows(Model* model, const Pass* pass) {
-    if (model->window_starts && !pass_is_step(pass)) {
-        pass_window_starts_cpu(model->window_starts, pass, model->cfg.window);
-    }
-}
-
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
 // stages than the first, encoded has the residual stream that enters. A pass may have no tokens: it
 // takes its part in what ranks compute together.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
     model->linear.few = pass_is_step(pass);
-    set_windows(model, pass);
+    pass_window_starts_cpu(model->window_starts, pass, cfg.window);
     if (model_has_first(cfg)) {
         const LayerPass first = layer_at(model, 0, pass);
         linear_embedding_cpu(&first);
@@ -391,13 +379,6 @@ static double batch_loss(const Model* model, Batch batch) {
     return sum;
 }
 
-// Adds the losses of a batch of a mixture to the sum of each source.
-static void batch_source_losses(const Model* model, Batch batch, double* sums) {
-    for (int n = 0; n < batch.B * batch.T && batch.sources; n++) {
-        sums[batch.sources[n / batch.T]] += model->acts.losses[n];
-    }
-}
-
 // -------------------------------------------------------------------------------------------------
 // Backward
 
@@ -419,18 +400,14 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-// Returns the gradients of a block's MLP; those of its parameters are in `d`.
-static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, GradientMode mode) {
-    Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, mode, model->zero.plan.trained_block, model->router_losses,
-                            router_statistics_of(model->router_statistics, b->l, model->cfg.E));
-}
-
 // The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
 // it. dfch (N, F); dqkv is only scratch here, attention sets it later.
 static void mlp_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
+    const Model* model = b->model;
     const ModelActivations a = b->a;
-    const MlpLayerGradients dmlp = mlp_gradients_at(b, d, mode);
+    const MlpLayerGradients dmlp =
+        mlp_gradients_of(d, &a, mode, model->zero.plan.trained_block, model->router_losses,
+                         router_statistics_of(model->router_statistics, b->l, model->cfg.E));
     mlp_backward_cpu(&b->mlp, &dmlp, a.dresidual, a.ln2); // branch (R, C), the gradient of ln2
     norm_backward_cpu(a.dresidual, d->ln2w, d->ln2b, a.branch, a.residual2, &b->norm2, GRADIENT_ADD, mode);
 }
@@ -474,13 +451,6 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
                            cfg.has_head || apart ? mode : GRADIENT_ADD, mode);
 }
 
-// Called when the losses are known: the hook decides on the update by them.
-static void losses_done(Model* model, Batch batch, InBackward* hook) {
-    if (hook) {
-        in_backward_losses(hook, batch_loss(model, batch));
-    }
-}
-
 // Called when the gradient of group g is complete: reduces it over the ranks, or updates the group
 // if the hook does so.
 static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
@@ -517,10 +487,12 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
     model->targets_per_token = batch_targets_per_token(&batch);
-    set_windows(model, &pass);
+    pass_window_starts_cpu(model->window_starts, &pass, cfg.window);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
-        losses_done(model, batch, hook);
+        if (hook) { // it decides on the update by the losses
+            in_backward_losses(hook, batch_loss(model, batch));
+        }
     }
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         const int g = model_group(cfg, l);
@@ -568,7 +540,9 @@ static void micro_step_backward(Model* model, Batch batch, float dloss, MicroSte
     model_backward(model, batch, dloss, mode, step, hook);
     if (model_has_last(model->cfg)) {
         rank_report_losses(report)[step.number] = batch_loss(model, batch);
-        batch_source_losses(model, batch, rank_report_sources(report));
+        for (int n = 0; n < batch.B * batch.T && batch.sources; n++) { // of a mixture
+            rank_report_sources(report)[batch.sources[n / batch.T]] += model->acts.losses[n];
+        }
         teaching_add_cpu(&report->divergence, &model->teaching, batch.B * batch.T);
     }
 }

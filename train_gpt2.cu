@@ -256,16 +256,14 @@ static void open_device(Model* model, const Options* o) {
         printf("attention: %s\n", attention_note(&model->attention));
     }
     forward_clock_open(&model->clock);
-    if (o->memory.autotune && model->comm->rank == 0) {
-        matmul_gpu_open_cache(&model->matmul);
-    }
-    if (o->memory.autotune && model->comm->size > 1) {
-        matmul_gpu_share_plans(&model->matmul, model->comm);
+    if (o->memory.autotune) {
+        matmul_gpu_open_plans(&model->matmul, model->comm);
     }
     gpu_report_open(&model->report, o->memory.device, o->memory.gpu_report != 0);
 }
 
-static void set_sizes(Model* model, const Settled* s) {
+// Opens all parts of a model whose GPU and groups are open; from a dry ledger they need not be.
+static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     const Options* o = &s->options;
     model->cfg = s->part;
     model->B = o->batch.size;
@@ -281,11 +279,6 @@ static void set_sizes(Model* model, const Settled* s) {
     model->autotune = o->memory.autotune;
     model->use_graph = gpu_setup_graph(s);
     model->grad_dtype = gpu_setup_gradients(s);
-}
-
-// Opens all parts of a model whose GPU and groups are open; from a dry ledger they need not be.
-static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
-    set_sizes(model, s);
     model->memory = memory;
     model->comm = comm;
     const MapOf map = settled_map(s, ZERO_LAYERS_IN_MEMORY);
@@ -310,7 +303,7 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
         open_update(model, s);
     }
     if (s->use != USE_GENERATE && !memory_is_dry(&memory)) {
-        open_device(model, &s->options);
+        open_device(model, o);
     }
 }
 
@@ -351,26 +344,22 @@ static const Memory* model_open(Model* model, const Settled* s, Memory memory, C
     return &model->memory;
 }
 
-static void close_training(Model* model) {
-    for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
-        step_graph_close(&model->graphs[variant]);
-    }
-    in_backward_gpu_close(&model->in_backward);
-    forward_clock_close(&model->clock);
-    gpu_report_close(&model->report);
-    attention_gpu_close(&model->attention);
-    batch_queue_close(&model->batches);
-    offload_residuals_close(&model->residuals);
-    offload_close(&model->offload);
-}
-
 // Closes all parts but the GPU and the groups.
 static void close_parts(Model* model) {
     // test_ranks.sh: one process gathers nothing
     zero_wait_for_parameters(&model->zero);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
+    gpu_wait(&model->gpu); // cudaFree waits, too, but undocumented
     if (model->use != USE_GENERATE) {
-        close_training(model);
+        for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
+            step_graph_close(&model->graphs[variant]);
+        }
+        in_backward_gpu_close(&model->in_backward);
+        forward_clock_close(&model->clock);
+        gpu_report_close(&model->report);
+        attention_gpu_close(&model->attention);
+        batch_queue_close(&model->batches);
+        offload_residuals_close(&model->residuals);
+        offload_close(&model->offload);
     }
     decoder_close(&model->decoder);
     matmul_gpu_close(&model->matmul);
@@ -478,11 +467,6 @@ typedef struct {
     MlpGpu mlp;
 } Block;
 
-// Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
-static const int* starts_of(const Model* model, int l, const Pass* pass) {
-    return model_window(model->cfg, l) > 0 ? model->window_starts : pass->starts;
-}
-
 static Block block_at(Model* model, int l, const Pass* pass) {
     const LayerPassGpu layer = layer_at(model, l, pass);
     const ModelParameters* p = &layer.p;
@@ -497,7 +481,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         stream_into(model, l + 1, pass),
         layer_norm(&layer, p->ln1w, p->ln1b, a->ln1_mean, a->ln1_rstd),
         layer_norm(&layer, p->ln2w, p->ln2b, a->ln2_mean, a->ln2_rstd),
-        self_attention_of(&layer, starts_of(model, l, pass), model->rope, &model->attention, &model->context),
+        self_attention_of(&layer, model->window_starts, model->rope, &model->attention, &model->context),
         mlp_of(&layer, &model->groups.experts, &model->experts)};
 }
 
@@ -527,13 +511,6 @@ static NormGpu<floatX> last_norm(const LayerPassGpu* last) {
     return layer_norm(last, last->p.lnfw, last->p.lnfb, a->lnf_mean, a->lnf_rstd);
 }
 
-// Sets where attention starts in layers with a window, for a pass over a batch.
-static void set_windows(Model* model, const Pass* pass) {
-    if (model->window_starts && !pass_is_step(pass)) {
-        pass_window_starts(model->window_starts, pass, model->cfg.window, &model->gpu);
-    }
-}
-
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
 // stages than the first, encoded has the residual stream that enters. The inputs are on the GPU. A
 // pass may have no tokens: it takes its part in what ranks compute together.
@@ -543,7 +520,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     // run.
     model->matmul.settings.autotune = model->autotune && !pass->cached && pass_tokens(pass) == model->N;
     zero_begin_forward(&model->zero);
-    set_windows(model, pass);
+    pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
     if (model_has_first(cfg)) {
         const LayerPassGpu first = layer_at(model, 0, pass);
         linear_embedding(&first);
@@ -600,14 +577,6 @@ static void batch_loss(Model* model, Batch batch) {
     sum_losses(result->losses, &result->count, model->acts.losses, batch.B * batch.T, &model->gpu);
 }
 
-// Adds the losses of a batch of a mixture to the sum of each source, on the GPU.
-static void batch_source_losses(Model* model, Batch batch) {
-    if (batch.sources) {
-        sum_source_losses(model->results.statistics + model_statistics(model), model->sources,
-                          model->acts.losses, batch.sources, batch.B, batch.T, &model->gpu);
-    }
-}
-
 // -------------------------------------------------------------------------------------------------
 // Backward
 
@@ -659,19 +628,14 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
     return linear_codes_below(b.a.dresidual, b.norm1.N, &b.mlp.proj, pass_tokens(pass), &model->linear);
 }
 
-// Returns the gradients of a block's MLP; those of its parameters are in `d`.
-static MlpGradientsGpu mlp_gradients_at(const Block* b, const ModelGradients* d, GradientMode mode) {
-    Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, mode, zero_neighbor_elements(&model->zero.plan), model->router_losses,
-                            router_statistics_of(model->results.statistics, b->l, model->cfg.E));
-}
-
 // The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
 // it. dfch (N, F).
 static void mlp_backward_at(const Block* b, const ModelGradients* d, GradientMode mode) {
     Model* model = b->model;
     const ModelActivations a = b->a;
-    const MlpGradientsGpu dmlp = mlp_gradients_at(b, d, mode);
+    const MlpGradientsGpu dmlp =
+        mlp_gradients_of(d, &a, mode, zero_neighbor_elements(&model->zero.plan), model->router_losses,
+                         router_statistics_of(model->results.statistics, b->l, model->cfg.E));
     mlp_backward(&b->mlp, &dmlp, a.dresidual, a.ln2); // branch (R, C), the gradient of ln2
     // dresidual, and its column sums: the gradient of attprojb (C)
     const NormGradients dnorm2 = {d->ln2w, d->ln2b, mode, d->attprojb, mode, {}};
@@ -780,12 +744,15 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const ModelConfig cfg = model->cfg;
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
-    set_windows(model, &pass);
+    pass_window_starts(model->window_starts, &pass, cfg.window, &model->gpu);
     zero_wait_for_buffer(&model->zero, -1);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
         batch_loss(model, batch);
-        batch_source_losses(model, batch);
+        if (batch.sources) { // of a mixture
+            sum_source_losses(model->results.statistics + model_statistics(model), model->sources,
+                              model->acts.losses, batch.sources, batch.B, batch.T, &model->gpu);
+        }
         teaching_add(&model->results.on_gpu->divergence, &model->teaching, batch.B * batch.T);
     } else {
         last_bias_backward(model, &pass, mode);

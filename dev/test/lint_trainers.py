@@ -11,7 +11,6 @@ CPU, GPU = "train_gpt2.c", "train_gpt2.cu"
 ONLY = {
     CPU: {
         "recompute_level": "an MLP in bf16 computes GELU again",
-        "losses_done": "the GPU reads the losses with the first group",
     },
     GPU: {
         "update_micro_steps": "each micro-step moves what is offloaded",
@@ -22,8 +21,6 @@ ONLY = {
         "open_linear": "libraries have workspaces",
         "open_device": "clocks, caches and sensors need a GPU",
         "close_parts": "the teacher works on the GPU of its student",
-        "set_sizes": "more settings than those of the CPU",
-        "close_training": "graphs, streams and events",
         "parameters_at_layer": "ZeRO-3 gathers blocks into a few places",
         "gradients_at_layer": "ZeRO-2 leaves gradients in a few places",
         "stream_bytes": "residuals may be offloaded",
