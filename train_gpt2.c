@@ -400,36 +400,24 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-// The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
-// it. dfch (N, F); dqkv is only scratch here, attention sets it later.
-static void mlp_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
-    const Model* model = b->model;
-    const ModelActivations a = b->a;
-    const MlpLayerGradients dmlp =
-        mlp_gradients_of(d, &a, mode, model->zero.plan.trained_block, model->router_losses,
-                         router_statistics_of(model->router_statistics, b->l, model->cfg.E));
-    mlp_backward_cpu(&b->mlp, &dmlp, a.dresidual, a.ln2); // branch (R, C), the gradient of ln2
-    norm_backward_cpu(a.dresidual, d->ln2w, d->ln2b, a.branch, a.residual2, &b->norm2, GRADIENT_ADD, mode);
-}
-
-// The attention of a block, likewise. dqkv (N, QKV); dfch is only scratch here.
-static void attention_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
-    const ModelActivations a = b->a;
-    const SelfAttentionGradients dattention = self_attention_gradients_of(d, &a, mode);
-    self_attention_backward_cpu(&b->attention, &dattention, a.dresidual, a.ln1); // branch, of ln1
-    norm_backward_cpu(a.dresidual, d->ln1w, d->ln1b, a.branch, b->inp, &b->norm1, GRADIENT_ADD, mode);
-}
-
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
-// in place.
+// in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F) and dqkv (N, QKV) are
+// scratch of the other layer.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
+    const ModelActivations a = b.a;
     const ModelParameters d = model->gradients[l];
     const GradientMode own = share_gradient_mode(model->cfg, l, mode);
+    const SelfAttentionGradients dattention = self_attention_gradients_of(&d, &a, own);
+    const MlpLayerGradients dmlp =
+        mlp_gradients_of(&d, &a, own, model->zero.plan.trained_block, model->router_losses,
+                         router_statistics_of(model->router_statistics, l, model->cfg.E));
     block_recompute(&b, model->recompute);
     zero_clear_frozen_cpu(&model->zero, l);
-    mlp_backward_at(&b, &d, own);
-    attention_backward_at(&b, &d, own);
+    mlp_backward_cpu(&b.mlp, &dmlp, a.dresidual, a.ln2);
+    norm_backward_cpu(a.dresidual, d.ln2w, d.ln2b, a.branch, a.residual2, &b.norm2, GRADIENT_ADD, own);
+    self_attention_backward_cpu(&b.attention, &dattention, a.dresidual, a.ln1);
+    norm_backward_cpu(a.dresidual, d.ln1w, d.ln1b, a.branch, b.inp, &b.norm1, GRADIENT_ADD, own);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.

@@ -435,14 +435,6 @@ static LayerPassGpu layer_at(Model* model, int l, const Pass* pass) {
     return LayerPassGpu{model->cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
 }
 
-// Copies the residual stream after block l to the host, if it is offloaded.
-static void offload_residual(Model* model, int l, const Pass* pass) {
-    if (!pass->cached) {
-        offload_residual_out(&model->residuals, l, stream_into(model, l + 1, pass), stream_bytes(model, pass),
-                             &model->gpu);
-    }
-}
-
 // Fetches the residual stream that the block after the next one needs, after the backward pass has
 // used the one into block l: into the same memory.
 static void fetch_residual(Model* model, int l, const Pass* pass) {
@@ -503,7 +495,9 @@ static void block_forward(Block* b) {
     block_hidden(b);
     offload_residual_wait(&model->residuals, b->l - OFFLOAD_RESIDUALS, &model->gpu); // its memory
     mlp_forward_residual(b->out, b->a.residual2, &b->mlp); // out (R, C) = residual2 + MLP of ln2
-    offload_residual(model, b->l, b->pass);
+    if (!b->pass->cached) {                                // to the host, if it is offloaded
+        offload_residual_out(&model->residuals, b->l, b->out, stream_bytes(model, b->pass), &model->gpu);
+    }
 }
 
 static NormGpu<floatX> last_norm(const LayerPassGpu* last) {
@@ -628,49 +622,34 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
     return linear_codes_below(b.a.dresidual, b.norm1.N, &b.mlp.proj, pass_tokens(pass), &model->linear);
 }
 
-// The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
-// it. dfch (N, F).
-static void mlp_backward_at(const Block* b, const ModelGradients* d, GradientMode mode) {
-    Model* model = b->model;
-    const ModelActivations a = b->a;
-    const MlpGradientsGpu dmlp =
-        mlp_gradients_of(d, &a, mode, zero_neighbor_elements(&model->zero.plan), model->router_losses,
-                         router_statistics_of(model->results.statistics, b->l, model->cfg.E));
-    mlp_backward(&b->mlp, &dmlp, a.dresidual, a.ln2); // branch (R, C), the gradient of ln2
-    // dresidual, and its column sums: the gradient of attprojb (C)
-    const NormGradients dnorm2 = {d->ln2w, d->ln2b, mode, d->attprojb, mode, {}};
-    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm2, (const floatX*)a.branch, (const floatX*)a.residual2,
-                  &b->norm2, &model->norm_scratch, &model->gpu);
-}
-
-// The attention of a block, likewise. dqkv (N, QKV).
-static void attention_backward_at(const Block* b, const ModelGradients* d, GradientMode mode,
-                                  GradientMode below) {
-    Model* model = b->model;
-    const ModelActivations a = b->a;
-    const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(d, &a, mode);
-    self_attention_backward(&b->attention, &dattention, a.dresidual, a.ln1); // branch, of ln1
-    // dresidual, and the gradient of fcprojb (C) of the block before
-    if (b->l > 0) {
-        wait_for_buffer(model, b->l - 1);
-    }
-    const NormGradients dnorm1 = {
-        d->ln1w, d->ln1b, mode, bias_grad_into(model, b->l), below, stream_codes(model, b->l - 1, b->pass)};
-    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm1, (const floatX*)a.branch, b->inp, &b->norm1,
-                  &model->norm_scratch, &model->gpu);
-}
-
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
-// in place.
+// in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F), dqkv (N, QKV).
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
+    const ModelActivations a = b.a;
     const ModelGradients d = gradients_at_layer(model, l);
     const GradientMode own = share_gradient_mode(model->cfg, l, mode),
                        below = l > 0 ? share_gradient_mode(model->cfg, l - 1, mode) : own;
+    const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(&d, &a, own);
+    const MlpGradientsGpu dmlp =
+        mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->zero.plan), model->router_losses,
+                         router_statistics_of(model->results.statistics, l, model->cfg.E));
     block_recompute(&b, model->recompute);
     zero_clear_frozen(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
-    mlp_backward_at(&b, &d, own);
-    attention_backward_at(&b, &d, own, below);
+    mlp_backward(&b.mlp, &dmlp, a.dresidual, a.ln2);
+    // dresidual, and its column sums: the gradient of attprojb (C)
+    const NormGradients dnorm2 = {d.ln2w, d.ln2b, own, d.attprojb, own, {}};
+    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm2, (const floatX*)a.branch, (const floatX*)a.residual2,
+                  &b.norm2, &model->norm_scratch, &model->gpu);
+    self_attention_backward(&b.attention, &dattention, a.dresidual, a.ln1);
+    // dresidual, and the gradient of fcprojb (C) of the block before
+    if (l > 0) {
+        wait_for_buffer(model, l - 1);
+    }
+    const NormGradients dnorm1 = {
+        d.ln1w, d.ln1b, own, bias_grad_into(model, l), below, stream_codes(model, l - 1, pass)};
+    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm1, (const floatX*)a.branch, b.inp, &b.norm1,
+                  &model->norm_scratch, &model->gpu);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
