@@ -10,47 +10,22 @@ llmc/run/run.h.
 Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden
 units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padded vocabulary.
 */
-// the model and its operations (llmc), tools that know no model (base), then what runs it (data,
-// run)
-#include "llmc/bf16/tile_kernels.h"
+// room after room, from the ground up; each brings what it is made of
+#include "llmc/base/processor.h"
 #include "llmc/ops/checksum.h"
-#include "llmc/bf16/cross_entropy_bf16.h"
-#include "llmc/comm/comm.h"
-#include "llmc/ops/embedding.h"
-#include "llmc/model/freeze.h"
-#include "llmc/model/map.h"
-#include "llmc/model/model.h"
-#include "llmc/ops/gradient.h"
-#include "llmc/ops/norm.h"
-#include "llmc/layers/linear.h"
-#include "llmc/layers/teaching.h"
-#include "llmc/layers/mlp.h"
-#include "llmc/optim/optimizer.h"
-#include "llmc/layers/self_attention.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/layers/decode.h"
-#include "llmc/parallel/grid.h"
+#include "llmc/layers/mlp.h"
+#include "llmc/layers/self_attention.h"
+#include "llmc/layers/teaching.h"
 #include "llmc/parallel/groups.h"
-#include "llmc/parallel/micro_steps.h"
 #include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/base/clock.h"
-#include "llmc/base/processor.h"
-#include "llmc/base/threads.h"
-#include "llmc/base/vec.h"
-#include "llmc/data/dataloader.h"
 #include "llmc/optim/update_groups.h"
-#include "llmc/optim/update_in_backward.h"
-#include "llmc/setup/options.h"
 #include "llmc/setup/resolve.h"
-#include "llmc/plan/plan.h"
 #include "llmc/plan/plan_cpu.h"
-#include "llmc/run/generate.h"
 #include "llmc/run/run.h"
 #include "llmc/run/start.h"
-#include "llmc/checkpoint/run_state.h"
-#include "llmc/run/trainer.h"
 
 // -------------------------------------------------------------------------------------------------
 // The model
@@ -59,15 +34,12 @@ struct Model {
     ModelConfig cfg; // of the part that this process has
     // micro-batches up to B sequences of up to T tokens; N of these tokens are this process's
     int B, T, N;
-    int chunk; // tokens that have logits in memory
-    ModelUse use;
+    int chunk;                  // tokens that have logits in memory
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
     float targets_per_token;    // of the pass's update (counted.h)
     RecomputeLevel recompute;   // which activations the backward pass computes again
     Freeze freeze;              // which parameters training leaves unchanged
-    ModelConfig whole_cfg;      // the whole model, whose operations are counted
-    Freeze whole_freeze;
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     Map map; // of the elements of all tensors
     // (L) of each layer, with those outside of the blocks; gradients: NULL where nothing is trained
@@ -195,7 +167,6 @@ static RecomputeLevel recompute_level(const Settled* s) {
 static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     const MapOf of = settled_map(s, 1);
     model->cfg = s->part;
-    model->use = s->use;
     model->B = s->options.batch.size;
     model->T = s->options.batch.seq_len;
     model->N = model->B * settled_rank_length(s);
@@ -204,8 +175,6 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
         (RouterLosses){s->options.optimizer.router_balance, s->options.optimizer.router_z, 0};
     model->recompute = recompute_level(s);
     model->freeze = settled_own_freeze(s);
-    model->whole_cfg = s->cfg;
-    model->whole_freeze = s->freeze;
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
@@ -240,8 +209,9 @@ static void open_teacher(Model* model, const Settled* s) {
 }
 
 // Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
-// from a dry ledger, which then tells what the model would take: it needs no `comm`.
-static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
+// from a dry ledger, which then tells what the model would take: it needs no `comm`. Returns the
+// ledger.
+static const Memory* model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
     memset(model, 0, sizeof(*model));
     grid_groups_open(&model->groups, s->ranks.grid, comm);
     open_parts(model, s, memory, comm);
@@ -250,6 +220,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
                       (size_t)model->chunk);
         open_teacher(model, s);
     }
+    return &model->memory;
 }
 
 static void model_close(Model* model) {
@@ -277,9 +248,17 @@ static TensorParallel tensor_of(Model* model, const Pass* pass) {
     return (TensorParallel){cut, group, a->gathered, a->parts, a->arrived};
 }
 
-// Returns the number of rows of the residual stream, R, that this rank has in a pass.
-static int stream_rows(Model* model, const Pass* pass) {
-    return tensor_rows(tensor_of(model, pass).cut).count;
+// Returns layer l in a pass; each layer also has the parameters outside of the blocks.
+static LayerPass layer_at(Model* model, int l, const Pass* pass) {
+    const ModelParameters p = model->layers[l];
+    return (LayerPass){.cfg = model->cfg,
+                       .l = l,
+                       .pass = pass,
+                       .p = p,
+                       .a = model_activations_at_layer(*pass->acts, pass->activation_rows, l),
+                       .weights = linear_weights(&model->linear, model->cfg, &p, l),
+                       .tensor = tensor_of(model, pass),
+                       .linear = &model->linear};
 }
 
 // A block in a pass: R rows of the residual stream, and the layers, which see all N tokens.
@@ -294,32 +273,19 @@ typedef struct {
     Mlp mlp;
 } Block;
 
-static Norm norm_of(ModelConfig cfg, const float* weight, const float* bias, float* mean, float* rstd,
-                    int rows) {
-    return (Norm){model_norm(cfg), model_norm_eps(cfg), weight, bias, mean, rstd, rows, cfg.C};
-}
-
-// Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
-static const int* starts_of(const Model* model, int l, const Pass* pass) {
-    return model_window(model->cfg, l) > 0 ? model->window_starts : pass->starts;
-}
-
 static Block block_at(Model* model, int l, const Pass* pass) {
-    const ModelConfig cfg = model->cfg;
-    const int R = stream_rows(model, pass);
-    const ModelParameters p = model->layers[l];
-    const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
-    const LayerWeights w = linear_weights(&model->linear, cfg, &p, l);
-    const LayerPass layer = {cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
+    const LayerPass layer = layer_at(model, l, pass);
+    const ModelParameters* p = &layer.p;
+    const ModelActivations* a = &layer.a;
     return (Block){
         .model = model,
         .l = l,
-        .a = a,
+        .a = *a,
         .inp = stream_into(model, l, pass),
         .out = stream_into(model, l + 1, pass),
-        .norm1 = norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, R),
-        .norm2 = norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, R),
-        .attention = self_attention_of(&layer, starts_of(model, l, pass), &model->attention),
+        .norm1 = layer_norm(&layer, p->ln1w, p->ln1b, a->ln1_mean, a->ln1_rstd),
+        .norm2 = layer_norm(&layer, p->ln2w, p->ln2b, a->ln2_mean, a->ln2_rstd),
+        .attention = self_attention_of(&layer, model->window_starts, &model->attention),
         .mlp = mlp_of(&layer, &model->groups.experts),
     };
 }
@@ -340,77 +306,36 @@ static void block_forward(const Block* b) {
     residual_forward_cpu(b->out, b->a.residual2, b->a.branch, (size_t)b->norm2.N * (size_t)b->norm2.C);
 }
 
-static Norm last_norm(Model* model, const Pass* pass) {
-    const ModelActivations* a = pass->acts;
-    return norm_of(model->cfg, model->params.lnfw, model->params.lnfb, a->lnf_mean, a->lnf_rstd,
-                   stream_rows(model, pass));
-}
-
-// Sets the residual stream that enters the first block, (R, C).
-static void embeddings_forward(Model* model, const Pass* pass) {
-    const ModelConfig cfg = model->cfg;
-    const TensorParallel tensor = tensor_of(model, pass);
-    const ModelActivations* a = pass->acts;
-    const LayerWeights w = linear_weights(&model->linear, cfg, &model->params, 0);
-    linear_embedding_cpu(a->encoded, pass, &w.wte, model->params.wpe, &tensor, &model->linear);
-    if (a->encoded_rstd) {
-        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, stream_rows(model, pass), cfg.C,
-                              model_norm_eps(cfg));
-    }
-}
-
-// Sets where attention starts in layers with a window, for a pass over a batch.
-static void set_windows(Model* model, const Pass* pass) {
-    if (model->window_starts && !pass_is_step(pass)) {
-        pass_window_starts_cpu(model->window_starts, pass, model->cfg.window);
-    }
-}
-
-// Forward in a rank without tokens: computes those of others that take its experts.
-static void others_forward(Model* model, const Pass* pass) {
-    for (int l = 0; l < model->cfg.L && model_divides_experts(model->cfg); l++) {
-        const Block block = block_at(model, l, pass);
-        mlp_hidden_cpu(&block.mlp, NULL);
-        mlp_forward_cpu(NULL, &block.mlp);
-    }
+static Norm last_norm(const LayerPass* last) {
+    const ModelActivations* a = &last->a;
+    return layer_norm(last, last->p.lnfw, last->p.lnfb, a->lnf_mean, a->lnf_rstd);
 }
 
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
-// stages than the first, encoded has the residual stream that enters. A pass may have no tokens.
+// stages than the first, encoded has the residual stream that enters. A pass may have no tokens: it
+// takes its part in what ranks compute together.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    if (pass_tokens(pass) == 0) {
-        others_forward(model, pass);
-        return;
-    }
     model->linear.few = pass_is_step(pass);
-    set_windows(model, pass);
+    pass_window_starts_cpu(model->window_starts, pass, cfg.window);
     if (model_has_first(cfg)) {
-        embeddings_forward(model, pass);
+        const LayerPass first = layer_at(model, 0, pass);
+        linear_embedding_cpu(&first);
     }
     for (int l = 0; l < cfg.L; l++) {
         const Block block = block_at(model, l, pass);
         block_forward(&block);
     }
     if (model_has_last(cfg)) {
-        const Norm norm = last_norm(model, pass);
+        const LayerPass last = layer_at(model, cfg.L - 1, pass);
+        const Norm norm = last_norm(&last);
         norm_forward_cpu(pass->acts->lnf, stream_into(model, cfg.L, pass), &norm);
     }
 }
 
-// Returns the pass over a batch. Positions count from the first token of each sequence.
 static Pass batch_pass(const Model* model, Batch batch) {
     assert(batch.B * batch.T <= model->N && batch_length(batch) <= model->T);
-    return (Pass){.inputs = batch.inputs,
-                  .targets = batch.targets,
-                  .starts = batch.starts,
-                  .lengths = batch.lengths,
-                  .targets_per_token = &model->targets_per_token,
-                  .B = batch.B,
-                  .T = batch.T,
-                  .positions = {NULL, NULL, batch.chunks},
-                  .acts = &model->acts,
-                  .activation_rows = model->activation_rows};
+    return pass_of_batch(batch, &model->acts, model->activation_rows, &model->targets_per_token);
 }
 
 static void model_forward(Model* model, Batch batch) {
@@ -418,24 +343,10 @@ static void model_forward(Model* model, Batch batch) {
     forward_pass(model, &pass);
 }
 
-// Returns the head of the model on lnf, after forward_pass. Gathers lnf (N, C).
+// Returns the head of the model, after forward_pass. Collective.
 static LmHead lm_head(Model* model, const Pass* pass) {
-    const TensorParallel tensor = tensor_of(model, pass);
-    const ModelActivations* a = pass->acts;
-    return (LmHead){.hidden = tensor_gather_cpu(&tensor, 0, a->lnf),
-                    .weight = linear_weights(&model->linear, model->cfg, &model->params, 0).head,
-                    .targets = pass->targets,
-                    .logits = a->logits,
-                    .N = pass_tokens(pass),
-                    .V = model->cfg.V,
-                    .chunk = model->chunk,
-                    .softcap = model->cfg.softcap,
-                    .z_loss = model->z_loss,
-                    .linear = &model->linear,
-                    .bf16 = &model->classifier,
-                    .tensor = tensor,
-                    .rows = (CrossEntropySlice*)(void*)a->word_rows,
-                    .all = a->all_logits};
+    const LayerPass last = layer_at(model, model->cfg.L - 1, pass);
+    return lm_head_of(&last, model->chunk, model->z_loss, &model->classifier);
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
@@ -464,13 +375,6 @@ static double batch_loss(const Model* model, Batch batch) {
     return sum;
 }
 
-// Adds the losses of a batch of a mixture to the sum of each source.
-static void batch_source_losses(const Model* model, Batch batch, double* sums) {
-    for (int n = 0; n < batch.B * batch.T && batch.sources; n++) {
-        sums[batch.sources[n / batch.T]] += model->acts.losses[n];
-    }
-}
-
 // -------------------------------------------------------------------------------------------------
 // Backward
 
@@ -492,41 +396,24 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-// Returns the gradients of a block's MLP; those of its parameters are in `d`.
-static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, GradientMode mode) {
-    Model* model = b->model;
-    const Bucket* bucket = map_trained(&model->map, model_group(model->cfg, b->l));
-    return mlp_gradients_of(d, &b->a, mode, bucket ? bucket->elements : 0, model->router_losses,
-                            router_statistics_of(model->router_statistics, b->l, model->cfg.E));
-}
-
-// The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
-// it. dfch (N, F); dqkv is only scratch here, attention sets it later.
-static void mlp_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
-    const ModelActivations a = b->a;
-    const MlpLayerGradients dmlp = mlp_gradients_at(b, d, mode);
-    mlp_backward_cpu(&b->mlp, &dmlp, a.dresidual, a.ln2); // branch (R, C), the gradient of ln2
-    norm_backward_cpu(a.dresidual, d->ln2w, d->ln2b, a.branch, a.residual2, &b->norm2, GRADIENT_ADD, mode);
-}
-
-// The attention of a block, likewise. dqkv (N, QKV); dfch is only scratch here.
-static void attention_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
-    const ModelActivations a = b->a;
-    const SelfAttentionGradients dattention = self_attention_gradients_of(d, &a, mode);
-    self_attention_backward_cpu(&b->attention, &dattention, a.dresidual, a.ln1); // branch, of ln1
-    norm_backward_cpu(a.dresidual, d->ln1w, d->ln1b, a.branch, b->inp, &b->norm1, GRADIENT_ADD, mode);
-}
-
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
-// in place.
+// in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F) and dqkv (N, QKV) are
+// scratch of the other layer.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
+    const ModelActivations a = b.a;
     const ModelParameters d = model->gradients[l];
     const GradientMode own = share_gradient_mode(model->cfg, l, mode);
+    const SelfAttentionGradients dattention = self_attention_gradients_of(&d, &a, own);
+    const MlpLayerGradients dmlp =
+        mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->map, l), model->router_losses,
+                         router_statistics_of(model->router_statistics, l, model->cfg.E));
     block_recompute(&b, model->recompute);
     zero_clear_frozen_cpu(&model->zero, l);
-    mlp_backward_at(&b, &d, own);
-    attention_backward_at(&b, &d, own);
+    mlp_backward_cpu(&b.mlp, &dmlp, a.dresidual, a.ln2);
+    norm_backward_cpu(a.dresidual, d.ln2w, d.ln2b, a.branch, a.residual2, &b.norm2, GRADIENT_ADD, own);
+    self_attention_backward_cpu(&b.attention, &dattention, a.dresidual, a.ln1);
+    norm_backward_cpu(a.dresidual, d.ln1w, d.ln1b, a.branch, b.inp, &b.norm1, GRADIENT_ADD, own);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
@@ -539,19 +426,13 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const EmbeddingSizes sizes = {
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
     if (a->encoded_rstd && (d.wte || apart)) {
-        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, stream_rows(model, pass), cfg.C);
+        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, tensor_rows(tensor.cut).count,
+                               cfg.C);
     }
     const float* dencoded = tensor_gather_cpu(&tensor, 0, a->dresidual); // (N, C)
     // without a matrix of its own, the head has set or added to d.wte
     embedding_backward_cpu(apart ? apart : d.wte, d.wpe, dencoded, pass->inputs, sizes,
                            cfg.has_head || apart ? mode : GRADIENT_ADD, mode);
-}
-
-// Called when the losses are known: the hook decides on the update by them.
-static void losses_done(Model* model, Batch batch, InBackward* hook) {
-    if (hook) {
-        in_backward_losses(hook, batch_loss(model, batch));
-    }
 }
 
 // Called when the gradient of group g is complete: reduces it over the ranks, or updates the group
@@ -567,8 +448,9 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     const ModelConfig cfg = model->cfg;
     const ModelActivations* a = pass->acts;
     const ModelParameters d = model->gradients[0];
+    const LayerPass last = layer_at(model, cfg.L - 1, pass);
     const LmHead head = lm_head(model, pass);
-    const Norm norm = last_norm(model, pass);
+    const Norm norm = last_norm(&last);
     float *dlnf = a->branch, *dweight = cfg.has_head ? d.head : d.wte; // (R, C), (Vp, C)
     if (model->teacher) {
         teaching_gradients_cpu(a->losses, dlnf, dweight, &model->teaching, head, dloss, mode);
@@ -577,24 +459,6 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     }
     norm_backward_cpu(a->dresidual, d.lnfw, d.lnfb, dlnf, stream_into(model, cfg.L, pass), &norm,
                       GRADIENT_SET, mode);
-}
-
-// Backward in a rank without tokens: its experts' gradients on those of others, and its part of the
-// reductions.
-static void others_backward(Model* model, GradientMode mode, MicroStep step) {
-    const Pass pass = {.acts = &model->acts, .activation_rows = model->activation_rows};
-    if (!model_divides_experts(model->cfg)) {
-        zero_idle_cpu(&model->zero, step);
-        return;
-    }
-    for (int l = model->cfg.L - 1; l >= 0; l--) {
-        const Block block = block_at(model, l, &pass);
-        const ModelParameters d = model->gradients[l];
-        const MlpLayerGradients dmlp = mlp_gradients_at(&block, &d, mode);
-        mlp_backward_cpu(&block.mlp, &dmlp, NULL, NULL);
-        zero_group_done_cpu(&model->zero, model_group(model->cfg, l), step);
-    }
-    zero_group_done_cpu(&model->zero, 0, step);
 }
 
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
@@ -607,10 +471,12 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
     model->targets_per_token = batch_targets_per_token(&batch);
-    set_windows(model, &pass);
+    pass_window_starts_cpu(model->window_starts, &pass, cfg.window);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
-        losses_done(model, batch, hook);
+        if (hook) { // it decides on the update by the losses
+            in_backward_losses(hook, batch_loss(model, batch));
+        }
     }
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         const int g = model_group(cfg, l);
@@ -633,7 +499,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
 // this one needs.
 static void stage_begin(Model* model, PipelineAction next, Batch batch) {
     const Pass pass = batch_pass(model, batch);
-    next.tokens = stream_rows(model, &pass);
+    next.tokens = tensor_rows(tensor_of(model, &pass).cut).count;
     stage_enter_cpu(&model->stage, &model->groups.pipe, &model->acts, next);
 }
 
@@ -642,30 +508,25 @@ static void stage_end(Model* model) { stage_leave_cpu(&model->stage, &model->gro
 // -------------------------------------------------------------------------------------------------
 // Micro-steps
 
-// Forward on the batch of a micro-step, which may be empty. Adds the time to the report.
+// Forward on the batch of a micro-step. Adds the time to the report.
 static void micro_step_forward(Model* model, Batch batch, RankReport* report) {
     const double start_s = time_now_s();
     model_forward(model, batch);
-    if (batch.B > 0) {
-        teacher_forward(model, batch);
-        report->pace_s += time_now_s() - start_s;
-    }
+    teacher_forward(model, batch);
+    report->pace_s += time_now_s() - start_s;
 }
 
-// Backward on the batch of a micro-step, and this rank's part of the others': the batch may be
-// empty. Sets the loss of the report.
+// Backward on the batch of a micro-step. Sets the loss of the report.
 static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                                 RankReport* report) {
     const int adds = step.number > 0 && model->map.of.stage < 2;
     const GradientMode mode = adds ? GRADIENT_ADD : GRADIENT_SET;
-    if (batch.B == 0) {
-        others_backward(model, mode, step);
-        return;
-    }
     model_backward(model, batch, dloss, mode, step, hook);
     if (model_has_last(model->cfg)) {
         rank_report_losses(report)[step.number] = batch_loss(model, batch);
-        batch_source_losses(model, batch, rank_report_sources(report));
+        for (int n = 0; n < batch.B * batch.T && batch.sources; n++) { // of a mixture
+            rank_report_sources(report)[batch.sources[n / batch.T]] += model->acts.losses[n];
+        }
         teaching_add_cpu(&report->divergence, &model->teaching, batch.B * batch.T);
     }
 }
@@ -682,38 +543,25 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
     report->pace_s = tokens > 0 && !grid_forward_waits(&model->groups.grid) ? report->pace_s / tokens : 0;
 }
 
-// Computes the gradient of an update, one micro-batch after another: forward and backward on the
-// next batch_tokens. The loss of each token counts loss_scale / batch_tokens. Sets the losses
-// of the report, one for each micro-step, its square sum, work and pace. The hook, unless
-// NULL, makes the update in the backward pass.
-static void model_gradients(Model* model, Dataloader* train, int64_t batch_tokens, float loss_scale,
-                            InBackward* hook, RankReport* report) {
-    const float dloss = (float)(loss_scale / (double)batch_tokens);
-    const Group* pipe = &model->groups.pipe;
-    MicroSteps steps = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B);
-    const int64_t M = micro_steps_count(&steps);
-    PipelineAction now;
-    int64_t ahead = 0; // forward passes whose backward pass is still to come
+// Computes the gradient of an update, one micro-batch after another. Sets the losses of the report,
+// one for each micro-step, its square sum, work and pace. With --update-in-backward it also makes
+// the update.
+static void model_gradients(Model* model, Run* run) {
+    InBackward* hook = run_hook(run);
+    RankReport* report = run->report;
     double tokens = 0;
     model->router_statistics =
         router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E);
     linear_trains(&model->linear);
-    for (int64_t i = 0; pipeline_action(pipe->size, pipe->rank, M, i, &now); i++) {
-        const int is_forward = now.pass == PIPELINE_FORWARD;
-        const Batch batch = is_forward ? dataloader_next(train) : dataloader_earlier(train, ahead - 1);
-        MicroStep step;
-        stage_begin(model, now, batch);
-        if (is_forward) {
-            in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
+    for (const RunTurn* turn; (turn = run_turn(run, hook)) != NULL;) {
+        const Batch batch = turn->batch;
+        stage_begin(model, turn->now, batch);
+        if (turn->now.pass == PIPELINE_FORWARD) {
             micro_step_forward(model, batch, report);
             tokens += (double)batch.B * batch.T;
         } else {
-            micro_steps_next(&steps, &step);
-            micro_step_backward(model, batch, dloss, step, hook, report);
-            rank_report_add(report, model->whole_cfg, &model->whole_freeze, batch);
+            micro_step_backward(model, batch, turn->dloss, turn->step, hook, report);
         }
-        ahead += is_forward ? 1 : -1;
-        comm_alive(model->comm);
     }
     stage_end(model);
     linear_trained(&model->linear);
@@ -747,7 +595,7 @@ static void model_hide_average(Model* model) {
 // stage.
 static void evaluate_batch(Model* model, Batch batch, double* loss) {
     model_forward(model, batch);
-    if (batch.B > 0 && model_has_last(model->cfg)) {
+    if (batch.B > 0 && model_has_last(model->cfg)) { // else `loss` is no micro-batch's
         model_losses(model, batch, NULL);
         *loss = batch_loss(model, batch);
     }
@@ -774,11 +622,11 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     pass.positions.starts = batch.starts;
     stage_begin(model, forward, batch);
     forward_pass(model, &pass);
-    if (batch.B > 0 && model_has_last(model->cfg)) {
+    if (model_has_last(model->cfg)) {
         model_losses(model, batch, is_top);
         context_gather_tokens_cpu(losses, context, model->acts.losses, sizes);
     }
-    if (batch.B > 0 && is_top && model_has_last(model->cfg)) {
+    if (is_top && model_has_last(model->cfg)) {
         context_gather_tokens_cpu(is_top, context, is_top, sizes);
     }
     stage_end(model);
@@ -885,6 +733,10 @@ static const Trainer trainer = {
     .program_name = "train_gpt2",
     .program = {OPTION_CPU, LLMC_VERSION},
     .dtype = SAFETENSORS_F32,
+    .model_bytes = sizeof(Model),
+    .ledger = memory_on_host,
+    .open = model_open,
+    .close = model_close,
     .model = plan_of_model,
     .plan = plan_on_cpu,
     .memory = memory_used_on_cpu,
@@ -927,8 +779,7 @@ static void train(Model* model, Run* run) {
             break;
         }
         run_begin_step(run);
-        model_gradients(model, run->train, run_batch(run), run->state.loss_scale.scale, run_hook(run),
-                        run->report);
+        model_gradients(model, run);
         if (run_accepts(run, &update)) {
             model_update(model, update);
         }
@@ -939,26 +790,6 @@ static void train(Model* model, Run* run) {
     }
 }
 
-// One run of the program: trains a model, or generates text with it. Returns the exit status.
-static int pretrain(int argc, char** argv) {
-    Run* run = run_open(argc, argv, &trainer);
-    if (run->trains || run->generate) {
-        Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, run->settled, memory_on_host(), &run->comm);
-        memory_check(&model->memory, &run->plan.model.memory);
-        if (run->generate) {
-            generate_texts(run, model);
-        } else {
-            run_begin(run, model);
-            train(model, run);
-            run_end(run);
-        }
-        model_close(model);
-        free(model);
-    }
-    return run_close(run);
-}
-
 #ifndef TRAIN_GPT2_NO_MAIN
 PROCESSOR_CHECK
 
@@ -967,6 +798,6 @@ int main(int argc, char** argv) {
         argv); // executes this program a second time, with OpenMP's waiting time in its environment
     vec_flush_denormals(); // before the first parallel region: its threads inherit it
     run_open_process();
-    return pretrain(argc, argv);
+    return run_program(argc, argv, &trainer, train);
 }
 #endif

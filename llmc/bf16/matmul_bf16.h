@@ -623,6 +623,9 @@ static void matmul_bf16_by_slabs_(const MatmulBf16* m, MatmulBf16Slab_ slab, int
 }
 
 void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scratch) {
+    if (m.M == 0 || m.K == 0) { // a rank without tokens
+        return;
+    }
     const int step_k = matmul_bf16_slab_k_(m.M, m.K);
 #pragma omp parallel
     {

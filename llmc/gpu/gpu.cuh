@@ -251,6 +251,9 @@ static inline void gpu_copy(void* to, const void* from, size_t bytes, const Gpu*
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
 }
 
+// Waits for all work so far.
+static inline void gpu_wait(const Gpu* gpu) { CUDA_CHECK(cudaStreamSynchronize(gpu->stream)); }
+
 // ---- launching ----
 
 #ifdef __CUDACC__
@@ -264,13 +267,17 @@ static inline void gpu_copy(void* to, const void* from, size_t bytes, const Gpu*
 // which also count.
 enum { GPU_SHARED_UNASKED_ = 46 << 10 };
 
-// Launches kernel<<<grid, block, shared_bytes, stream>>>(args...), and checks for errors. If a
-// block needs more than the default shared memory, requests permission, and the largest share of
-// the L1 cache, so that several blocks fit.
+// Launches kernel<<<grid, block, shared_bytes, stream>>>(args...), and checks for errors. Without
+// threads, as in a pass over no tokens, it does nothing. If a block needs more than the default
+// shared memory, requests permission, and the largest share of the L1 cache, so that several blocks
+// fit.
 template <typename... P, typename... A>
 static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const Gpu* gpu,
                           A&&... args) {
     cudaLaunchConfig_t config = {};
+    if (!(grid.x && grid.y && grid.z && block.x && block.y)) {
+        return;
+    }
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;

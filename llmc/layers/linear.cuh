@@ -86,6 +86,21 @@ typedef struct {
     LinearGpu* linear;
 } LayerPassGpu;
 
+// Returns a norm of the layer's residual stream, of the R rows that this rank has.
+static inline NormGpu<floatX> layer_norm(const LayerPassGpu* layer, const floatX* weight, const floatX* bias,
+                                         float* mean, float* rstd) {
+    const ModelConfig cfg = layer->cfg;
+    return {model_norm(cfg),
+            model_norm_eps(cfg),
+            weight,
+            bias,
+            mean,
+            rstd,
+            tensor_rows(layer->tensor.cut).count,
+            cfg.C,
+            {}};
+}
+
 // `matmul` and `gpu` stay the caller's.
 static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfig cfg, int is_quantized,
                                    MatmulGpu* matmul, const Gpu* gpu) {
@@ -509,28 +524,37 @@ static inline void linear_embed_(floatX* out, const int* tokens, const Weight* w
     }
 }
 
-// Sets out (R, C), if tensor ranks cut wte. A rank's part is zero for tokens whose rows other ranks
-// have.
-static inline void linear_embedding_cut_(floatX* out, const Pass* pass, const Weight* wte, const floatX* wpe,
-                                         const TensorParallelGpu* tensor, LinearGpu* linear) {
+// Sets encoded (R, C), if tensor ranks cut wte. A rank's part is zero for tokens whose rows other
+// ranks have.
+static inline void linear_embedding_cut_(const LayerPassGpu* layer) {
+    const Pass* pass = layer->pass;
+    const TensorParallelGpu* tensor = &layer->tensor;
+    const Weight* wte = &layer->weights.wte;
     const EmbeddingWords words = {tensor->cut.rank * wte->OC, wte->OC};
     const TensorTokens rows = tensor_rows(tensor->cut);
     linear_embed_(tensor->parts, pass->inputs, wte, NULL, embedding_slice(pass_tokens(pass), wte->C, words),
-                  linear);
-    tensor_sum(tensor, out, NULL, NULL);
-    if (wpe) {
-        embedding_positions(out, wpe, rows.first, rows.count, pass->T, pass->positions, wte->C, linear->gpu);
+                  layer->linear);
+    tensor_sum(tensor, layer->a.encoded, NULL, NULL);
+    if (layer->p.wpe) {
+        embedding_positions(layer->a.encoded, layer->p.wpe, rows.first, rows.count, pass->T, pass->positions,
+                            wte->C, layer->linear->gpu);
     }
 }
 
-// Sets out (R, C) from the embeddings of tokens and of positions. Collective.
-static inline void linear_embedding(floatX* out, const Pass* pass, const Weight* wte, const floatX* wpe,
-                                    const TensorParallelGpu* tensor, LinearGpu* linear) {
-    if (tensor_is_cut(tensor->cut)) {
-        linear_embedding_cut_(out, pass, wte, wpe, tensor, linear);
+// Sets encoded (R, C), the residual stream that enters the first block, from the embeddings of
+// tokens and of positions. Collective.
+static inline void linear_embedding(const LayerPassGpu* layer) {
+    const Pass* pass = layer->pass;
+    const ModelActivations* a = &layer->a;
+    if (tensor_is_cut(layer->tensor.cut)) {
+        linear_embedding_cut_(layer);
     } else {
-        linear_embed_(out, pass->inputs, wte, wpe, embedding_batch(pass->B, pass->T, wte->C, pass->positions),
-                      linear);
+        linear_embed_(a->encoded, pass->inputs, &layer->weights.wte, layer->p.wpe,
+                      embedding_batch(pass->B, pass->T, layer->cfg.C, pass->positions), layer->linear);
+    }
+    if (a->encoded_rstd) {
+        norm_unit_forward(a->encoded, a->encoded_rstd, tensor_rows(layer->tensor.cut).count, layer->cfg.C,
+                          model_norm_eps(layer->cfg), layer->linear->gpu);
     }
 }
 

@@ -4,7 +4,7 @@ linear.h -- the layers that read a model's matrices (weight.h), on the CPU: floa
 fp8, and only in micro-steps of training, qkv, fc and fcproj are multiplied in fp8.
 
     out[n][o]  = sum_c inp[n][c] weight[o][c] + bias[o]
-    encoded[n] = wte[tokens[n]] + wpe[position of n]
+    encoded[n] = wte[tokens[n]] + wpe[position of n], normalized if the model does so
 
     out      (N, OC)     inp      (N, C)     weight   (OC, C)     bias   (OC), may be NULL
     encoded  (B*T, C)    tokens   (B*T)      wte      (Vp, C)     wpe    (maxT, C)
@@ -22,6 +22,7 @@ linear_pack makes their copies again.
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/matmul_fp8.h"
+#include "llmc/ops/norm.h"
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/bf16/matvec.h"
 #include "llmc/layers/bf16_weights.h"
@@ -55,6 +56,20 @@ typedef struct {
     TensorParallel tensor;
     Linear* linear;
 } LayerPass;
+
+// Returns a norm of the layer's residual stream, of the R rows that this rank has.
+static inline Norm layer_norm(const LayerPass* layer, const float* weight, const float* bias, float* mean,
+                              float* rstd) {
+    const ModelConfig cfg = layer->cfg;
+    return (Norm){model_norm(cfg),
+                  model_norm_eps(cfg),
+                  weight,
+                  bias,
+                  mean,
+                  rstd,
+                  tensor_rows(layer->tensor.cut).count,
+                  cfg.C};
+}
 
 // Opens matmuls for inputs of up to N rows and C columns.
 static inline void linear_open(Linear* linear, Memory* memory, int is_quantized, size_t N, size_t C) {
@@ -190,27 +205,34 @@ static inline void linear_embed_(float* encoded, const int* tokens, const Weight
 
 // Sets encoded (R, C), if tensor ranks cut wte. A rank's part is zero for tokens whose rows other
 // ranks have.
-static inline void linear_embedding_cut_(float* encoded, const Pass* pass, const Weight* wte,
-                                         const float* wpe, const TensorParallel* tensor,
-                                         const Linear* linear) {
-    const EmbeddingWords words = {tensor->cut.rank * wte->OC, wte->OC};
-    const TensorTokens rows = tensor_rows(tensor->cut);
-    linear_embed_(tensor->parts, pass->inputs, wte, NULL, embedding_slice(pass_tokens(pass), wte->C, words),
-                  linear);
-    tensor_sum_cpu(tensor, encoded, NULL);
-    if (wpe) {
-        embedding_positions_cpu(encoded, wpe, rows.first, rows.count, pass->T, pass->positions, wte->C);
+static inline void linear_embedding_cut_(const LayerPass* layer) {
+    const Pass* pass = layer->pass;
+    const Weight* wte = &layer->weights.wte;
+    const EmbeddingWords words = {layer->tensor.cut.rank * wte->OC, wte->OC};
+    const TensorTokens rows = tensor_rows(layer->tensor.cut);
+    linear_embed_(layer->tensor.parts, pass->inputs, wte, NULL,
+                  embedding_slice(pass_tokens(pass), wte->C, words), layer->linear);
+    tensor_sum_cpu(&layer->tensor, layer->a.encoded, NULL);
+    if (layer->p.wpe) {
+        embedding_positions_cpu(layer->a.encoded, layer->p.wpe, rows.first, rows.count, pass->T,
+                                pass->positions, wte->C);
     }
 }
 
-// Sets encoded (R, C) from the embeddings of tokens and of positions. Collective.
-static inline void linear_embedding_cpu(float* encoded, const Pass* pass, const Weight* wte, const float* wpe,
-                                        const TensorParallel* tensor, const Linear* linear) {
-    if (tensor_is_cut(tensor->cut)) {
-        linear_embedding_cut_(encoded, pass, wte, wpe, tensor, linear);
+// Sets encoded (R, C), the residual stream that enters the first block, from the embeddings of
+// tokens and of positions. Collective.
+static inline void linear_embedding_cpu(const LayerPass* layer) {
+    const Pass* pass = layer->pass;
+    const ModelActivations* a = &layer->a;
+    if (tensor_is_cut(layer->tensor.cut)) {
+        linear_embedding_cut_(layer);
     } else {
-        linear_embed_(encoded, pass->inputs, wte, wpe,
-                      embedding_batch(pass->B, pass->T, wte->C, pass->positions), linear);
+        linear_embed_(a->encoded, pass->inputs, &layer->weights.wte, layer->p.wpe,
+                      embedding_batch(pass->B, pass->T, layer->cfg.C, pass->positions), layer->linear);
+    }
+    if (a->encoded_rstd) {
+        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, tensor_rows(layer->tensor.cut).count, layer->cfg.C,
+                              model_norm_eps(layer->cfg));
     }
 }
 

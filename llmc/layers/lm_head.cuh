@@ -36,6 +36,26 @@ typedef struct {
     floatX* all;              // (2, tokens, whole vocabulary), for lm_head_all_logits
 } LmHeadGpu;
 
+// Returns the head on lnf, given any layer in the pass. Gathers lnf (N, C). Collective.
+static inline LmHeadGpu lm_head_of(const LayerPassGpu* layer, int chunk, float z_loss) {
+    const ModelActivations* a = &layer->a;
+    const ModelConfig cfg = layer->cfg;
+    const floatX* hidden = tensor_gather(&layer->tensor, 0, a->lnf);
+    return {hidden,
+            layer->weights.head,
+            layer->pass->targets,
+            a->logits,
+            pass_tokens(layer->pass),
+            cfg.V,
+            chunk,
+            cfg.softcap,
+            z_loss,
+            layer->linear,
+            layer->tensor,
+            a->word_rows,
+            a->all_logits};
+}
+
 // Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk. With
 // --quantize a few at a time, since the matrix in floatX would take more memory than its blocks
 // save.

@@ -40,6 +40,26 @@ typedef struct {
     float* all;                    // (2, tokens, whole vocabulary), for lm_head_all_logits_cpu
 } LmHead;
 
+// Returns the head on lnf, given any layer in the pass. Gathers lnf (N, C). Collective.
+static inline LmHead lm_head_of(const LayerPass* layer, int chunk, float z_loss,
+                                CrossEntropyBf16Scratch* bf16) {
+    const ModelActivations* a = &layer->a;
+    return (LmHead){.hidden = tensor_gather_cpu(&layer->tensor, 0, a->lnf),
+                    .weight = layer->weights.head,
+                    .targets = layer->pass->targets,
+                    .logits = a->logits,
+                    .N = pass_tokens(layer->pass),
+                    .V = layer->cfg.V,
+                    .chunk = chunk,
+                    .softcap = layer->cfg.softcap,
+                    .z_loss = z_loss,
+                    .linear = layer->linear,
+                    .bf16 = bf16,
+                    .tensor = layer->tensor,
+                    .rows = (CrossEntropySlice*)(void*)a->word_rows,
+                    .all = a->all_logits};
+}
+
 // Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk.
 static inline void lm_head_logits_cpu(const LmHead* head, int first, int count) {
     linear_forward_cpu(head->logits, head->hidden + (size_t)first * head->weight.C, &head->weight, count,

@@ -400,9 +400,16 @@ static inline void mlp_experts_backward_(const MlpGpu* mlp, const MlpGradientsGp
 
 // ---- either ----
 
+// Returns true in a pass over no tokens that has no part in the experts' work either. All ranks
+// that cut the matrices have such a pass together.
+static inline int mlp_is_idle_(const MlpGpu* mlp) { return mlp->N == 0 && !mlp_divides_experts_(mlp); }
+
 // Sets fch and act; with experts, routes the tokens. If ranks divide the experts, it only routes; a
 // rank without tokens (N = 0) makes the same calls as the others. Collective.
 static inline void mlp_hidden(const MlpGpu* mlp, const floatX* inp) {
+    if (mlp_is_idle_(mlp)) {
+        return;
+    }
     const floatX* all = tensor_gather(&mlp->tensor, 0, inp);
     (mlp_has_experts_(mlp) ? mlp_experts_hidden_ : mlp_one_hidden_)(mlp, all);
 }
@@ -410,6 +417,9 @@ static inline void mlp_hidden(const MlpGpu* mlp, const floatX* inp) {
 // Sets out, which is not residual, after mlp_hidden. Collective.
 static inline void mlp_forward_residual(floatX* out, const floatX* residual, const MlpGpu* mlp) {
     const TensorParallelGpu* tensor = &mlp->tensor;
+    if (mlp_is_idle_(mlp)) {
+        return;
+    }
     (mlp_has_experts_(mlp) ? mlp_experts_forward_residual_ : mlp_one_forward_residual_)(
         tensor_part(tensor, out), tensor_residual(tensor, residual), mlp);
     tensor_sum(tensor, out, residual, mlp->proj_bias);
@@ -418,7 +428,7 @@ static inline void mlp_forward_residual(floatX* out, const floatX* residual, con
 // Sets act from fch again, for a backward pass that needs it.
 static inline void mlp_activation(const MlpGpu* mlp) {
     const MlpGpu shared = mlp_shared_(mlp);
-    if (!mlp_divides_experts_(mlp)) {
+    if (!mlp_divides_experts_(mlp) && mlp->N > 0) {
         (mlp_has_experts_(mlp) ? mlp_experts_activation_ : mlp_one_activation_)(mlp);
     }
     if (shared.N > 0) {
@@ -430,6 +440,9 @@ static inline void mlp_activation(const MlpGpu* mlp) {
 static inline void mlp_backward(const MlpGpu* mlp, const MlpGradientsGpu* d, const floatX* dout,
                                 const floatX* inp) {
     const TensorParallelGpu* tensor = &mlp->tensor;
+    if (mlp_is_idle_(mlp)) {
+        return;
+    }
     const floatX *all_dout = tensor_gather(tensor, 0, dout), *all_inp = tensor_gather(tensor, 1, inp);
     MlpGradientsGpu part = *d;
     part.dinp = tensor_part(tensor, d->dinp);

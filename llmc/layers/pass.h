@@ -11,6 +11,7 @@ on the CPU and the GPU.
 
 #include "llmc/base/host_device.h"
 #include "llmc/base/token_chunks.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/counted.h"
 #include "llmc/ops/embedding.h"
@@ -31,7 +32,30 @@ typedef struct {
     int sequence; // prefill: its place in the cache
 } Pass;
 
+// Returns the pass over a batch, whose arrays are where the model is. Positions count from the
+// first token of each sequence.
+static inline Pass pass_of_batch(Batch batch, const ModelActivations* acts, const TensorRow* rows,
+                                 const float* targets_per_token) {
+    const EmbeddingPositions positions = {NULL, NULL, batch.chunks};
+    const Pass pass = {batch.inputs,
+                       batch.targets,
+                       batch.starts,
+                       batch.lengths,
+                       targets_per_token,
+                       batch.B,
+                       batch.T,
+                       positions,
+                       acts,
+                       rows,
+                       0,
+                       0};
+    return pass;
+}
+
 static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }
+
+// Returns true for a step of decoding: row r is a token of sequence r.
+static inline int pass_is_step(const Pass* pass) { return pass->cached && pass->positions.given; }
 
 // Returns which tokens of a pass count in sums.
 static inline Counted pass_counted(const Pass* pass) {
@@ -52,15 +76,12 @@ HOST_DEVICE int pass_window_start(int t, int start, int window) {
 }
 
 // Sets the first token that attention sees in layers with a window, for each token of the sequences
-// of a pass.
+// of a pass. A step of decoding needs none, nor does a model without windows (NULL).
 static inline void pass_window_starts_cpu(int* starts, const Pass* pass, int window) {
-    const int W = pass_length(pass);
-    for (int n = 0; n < pass->B * W; n++) {
+    const int W = pass_length(pass), N = starts && !pass_is_step(pass) ? pass->B * W : 0;
+    for (int n = 0; n < N; n++) {
         starts[n] = pass_window_start(n % W, pass->starts ? pass->starts[n] : 0, window);
     }
 }
-
-// Returns true for a step of decoding: row r is a token of sequence r.
-static inline int pass_is_step(const Pass* pass) { return pass->cached && pass->positions.given; }
 
 #endif

@@ -54,8 +54,8 @@ typedef struct {
     const ContextParallelGpu<floatX>* context;
 } SelfAttentionGpu;
 
-// Returns the attention of a layer. If it has a window, `starts` are the starts of the windows.
-static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* starts, Rope rope,
+// Returns the attention of a layer; `window_starts` are for layers with a window.
+static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* window_starts, Rope rope,
                                                  AttentionGpu* attention,
                                                  const ContextParallelGpu<floatX>* context) {
     const ModelConfig cfg = of->cfg;
@@ -64,7 +64,7 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
     const Pass* pass = of->pass;
     SelfAttentionGpu layer;
     layer.sizes = attention_config_chunks(cfg, pass->B, pass->T, pass->positions.chunks);
-    layer.starts = starts;
+    layer.starts = model_window(cfg, of->l) > 0 ? window_starts : pass->starts;
     layer.window = model_window(cfg, of->l);
     layer.weight = of->weights.qkv;
     layer.proj = of->weights.attproj;
@@ -123,10 +123,17 @@ static inline void self_attention_heads_(const SelfAttentionGpu* a, const floatX
     }
 }
 
+// Returns true in a pass over no tokens, which calls no library. All ranks that share tokens have
+// such a pass together.
+static inline int self_attention_is_idle_(const SelfAttentionGpu* a) { return a->tensor.cut.N == 0; }
+
 // Sets out, which is not residual. Collective.
 static inline void self_attention_forward_residual(floatX* out, const floatX* residual,
                                                    const SelfAttentionGpu* a, const floatX* inp) {
     const TensorParallelGpu* tensor = &a->tensor;
+    if (self_attention_is_idle_(a)) {
+        return;
+    }
     self_attention_heads_(a, tensor_gather(tensor, 0, inp));
     linear_forward_residual(tensor_part(tensor, out), tensor_residual(tensor, residual), a->atty, &a->proj,
                             tensor->cut.N, a->linear);
@@ -178,6 +185,9 @@ static inline void self_attention_backward(const SelfAttentionGpu* a, const Self
                                            const floatX* dout, const floatX* inp) {
     const TensorParallelGpu* tensor = &a->tensor;
     const int N = tensor->cut.N;
+    if (self_attention_is_idle_(a)) {
+        return;
+    }
     dout = tensor_gather(tensor, 0, dout), inp = tensor_gather(tensor, 1, inp);
     linear_backward(d->datty, {d->dprojw, d->mode}, dout, a->atty, &a->proj, N, a->linear);
     self_attention_backward_qkv_(a, d, d->datty);

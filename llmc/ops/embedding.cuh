@@ -453,6 +453,9 @@ static inline void embedding_backward(Gradient dwte, Gradient dwpe, const X* dou
                                       EmbeddingSizes sizes, GradientMode token_mode, GradientMode mode,
                                       EmbeddingGpu* scratch, const Gpu* gpu) {
     assert(sizes.B * sizes.T <= scratch->N && sizes.C <= scratch->C && sizes.T <= sizes.maxT);
+    if (sizes.B == 0) {
+        return;
+    }
     if (dwte.data && token_mode == GRADIENT_SET) {
         const size_t elements = (size_t)sizes.Vp * sizes.C;
         CUDA_CHECK(cudaMemsetAsync(dwte.data, 0, elements * dtype_bytes(dwte.dtype), gpu->stream));

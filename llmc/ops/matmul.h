@@ -234,9 +234,9 @@ ALWAYS_INLINE void matmul_rows_transposed(float* out, size_t stride, int rows, i
 // ---- the whole matmul ----
 
 // Returns the size of equal steps, multiples of `unit`, that cover n and are not longer than `max`,
-// itself a multiple.
+// itself a multiple; 0 for n = 0.
 static inline int matmul_step_(int n, int max, int unit) {
-    const int steps = int_ceil_div(n, max);
+    const int steps = int_max(int_ceil_div(n, max), 1);
     return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
 }
 

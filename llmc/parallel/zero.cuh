@@ -705,25 +705,6 @@ static inline void zero_replayed(ZeroGpu* z) {
     z->is_updated = 0;
 }
 
-// Does the part of a rank without a micro-batch in a forward pass.
-static inline void zero_idle_forward(ZeroGpu* z) {
-    zero_begin_forward(z);
-    for (int l = 0; l < zero_layers_(z); l++) {
-        zero_parameters(z, l, 1);
-    }
-}
-
-// Does the part of a rank without a micro-batch in a micro-step, up to group 0. It is the last one
-// of its update, so zero_wait_for_gradient waits for its reductions.
-template <class T> static inline void zero_idle(ZeroGpu* z, MicroStep step) {
-    zero_begin(z, step);
-    zero_idle_forward(z);
-    for (int l = zero_layers_(z) - 1; l >= 0; l--) {
-        zero_parameters(z, l, -1);
-        zero_group_done<T>(z, 1 + l, step);
-    }
-}
-
 // ---- an update ----
 
 // Waits for the reduced gradient, after the last micro-step.

@@ -68,6 +68,13 @@ static inline size_t zero_embedding_elements(const Map* m) {
     return tensor_layer_elements(&m->rows[m->shards[map_embedding(m)->first].tensor]);
 }
 
+// Returns the elements from the gradients of a layer on the tokens of a neighbor to those on the
+// next one's.
+static inline size_t zero_neighbor_elements(const Map* m, int l) {
+    const Bucket* b = map_trained(m, model_group(m->cfg, l));
+    return b ? b->elements : 0;
+}
+
 // ---- micro-steps ----
 
 // Returns the micro-steps of an update of `sequences` in micro-batches of up to B.
@@ -174,9 +181,6 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 // gradients in one place, it still has those of the layer before, and this layer's backward pass
 // does not set them.
 void zero_clear_frozen_cpu(Zero* z, int l);
-
-// Does the part of a rank that has no micro-batch in a micro-step.
-void zero_idle_cpu(Zero* z, MicroStep step);
 
 // Adds the squares of this rank's shards of the reduced gradient that count. `partial` is scratch
 // memory of gradient_square_sum_cpu.
@@ -346,14 +350,6 @@ void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
     for (int i = 0; (i = map_counted(z->map, i, &span)) > 0;) {
         gradient_square_sum_cpu(sum, z->shard + span.begin, span.count, partial);
     }
-}
-
-void zero_idle_cpu(Zero* z, MicroStep step) {
-    const int groups = model_groups(z->map->cfg);
-    for (int g = groups - 1; g >= 0; g--) {
-        zero_group_done_cpu(z, g, step);
-    }
-    zero_group_done_cpu(z, groups, step);
 }
 
 static void zero_add_cpu_(float* sum, const float* more, size_t count) {

@@ -162,6 +162,7 @@ template <class T> struct Toy {
     T *acts, *rest;                        // (1 + BLOCKS, N); (N)
     T *batch, *batches;                    // (N); those of the run, (UPDATES * MICRO_BATCHES, N)
     float* master;                         // a second copy of the parameters that this rank updates
+    int is_idle;                           // this rank has no micro-batch: its pass adds nothing
     int times[ZERO_VARIANTS];              // that a micro-step was done,
     cudaGraphExec_t graphs[ZERO_VARIANTS]; // and what replays it
 };
@@ -276,7 +277,7 @@ template <class T> static void toy_mix(Toy<T>* toy, T* out, const T* a, const T*
 // The gradient of group g, as train_gpt2.cu sees it.
 template <class T> static void toy_add(Toy<T>* toy, int g, int is_first) {
     const Bucket* b = map_trained(&toy->map, g);
-    if (b) {
+    if (b && !toy->is_idle) {
         launch(add_kernel<T>, grid_of(b->elements), THREADS, 0, &toy->gpu,
                toy->grads + b->in[MAP_GRADIENTS].begin, toy->rest, is_first);
     }
@@ -338,17 +339,16 @@ template <class T> static void toy_load(Toy<T>* toy, int k) {
 template <class T> static void toy_micro_step(Toy<T>* toy, int u, MicroStep step) {
     const ZeroPlan* plan = &toy->zero.plan;
     const int variant = zero_variant(plan, step), k = plan->rank + plan->size * (int)step.number;
-    if (plan->rank >= step.active) {
-        zero_idle<T>(&toy->zero, step);
-    } else {
+    toy->is_idle = plan->rank >= step.active;
+    if (!toy->is_idle) {
         toy_load(toy, u * MICRO_BATCHES + k);
-        if (step.active < plan->size || toy->times[variant]++ == 0) {
-            toy_work(toy, step);
-        } else {
-            toy->graphs[variant] = toy->graphs[variant] ? toy->graphs[variant] : toy_capture(toy, step);
-            CUDA_CHECK(cudaGraphLaunch(toy->graphs[variant], toy->gpu.stream));
-            zero_replayed(&toy->zero);
-        }
+    }
+    if (step.active < plan->size || toy->times[variant]++ == 0) {
+        toy_work(toy, step);
+    } else {
+        toy->graphs[variant] = toy->graphs[variant] ? toy->graphs[variant] : toy_capture(toy, step);
+        CUDA_CHECK(cudaGraphLaunch(toy->graphs[variant], toy->gpu.stream));
+        zero_replayed(&toy->zero);
     }
     zero_group_done<T>(&toy->zero, 0, step);
 }
