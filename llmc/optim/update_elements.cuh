@@ -180,7 +180,8 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 // grid   tiles, from tile `first` on      block   256      shared   2 KiB with moments in 8 bits
 // moves  optimizer_bytes, less the tiles that it skips. Bound by memory: Philox takes some 30
 //        instructions an element, the rest some 50, together less than half of what an H100 can
-//        issue in the time. In 8 bits encoding takes some 40 more, an element and moment.
+//        issue in the time. In 8 bits encoding takes some 40 more, an element and moment; without
+//        master weights it spills 12 bytes, at 40 registers, so that six blocks share an SM.
 // order  every element, or block of 64 in 8 bits, on its own
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
