@@ -180,8 +180,7 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 // grid   tiles, from tile `first` on      block   256      shared   2 KiB with moments in 8 bits
 // moves  optimizer_bytes, less the tiles that it skips. Bound by memory: Philox takes some 30
 //        instructions an element, the rest some 50, together less than half of what an H100 can
-//        issue in the time. In 8 bits encoding takes some 40 more, an element and moment; without
-//        master weights it spills 12 bytes, at 40 registers, so that six blocks share an SM.
+//        issue in the time. In 8 bits encoding takes some 40 more, an element and moment.
 // order  every element, or block of 64 in 8 bits, on its own
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
@@ -202,7 +201,6 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     const UpdateRates rates = numbers.rates[row.tensor];
     const Weights<T> weights = update_four_of_<MASTER>(a.weights, row, owned);
     const size_t m = row.m + owned, v = row.v + owned;
-    const RoundingWords words = rounding_words(seed, row.stream, t, row.word + owned);
     const Elements<G, 4> g = elements_load<4>(a.grads + (row.grads + owned));
     Elements<float, 4> x = weights_load<4>(weights, 0);
     if ((RULES & RULE_BIT_(ADAMW)) && rule == RULE_ADAMW) {
@@ -214,7 +212,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     } else if (RULES & RULE_BIT_(SGD)) {
         sgd_four(&x, g, a.m ? a.m + m : NULL, rates, numbers.scalars);
     }
-    weights_store(weights, 0, x, words);
+    weights_store(weights, 0, x, rounding_words(seed, row.stream, t, row.word + owned));
 }
 
 // ---- the average of the weights ----
