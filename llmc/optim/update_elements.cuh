@@ -201,7 +201,6 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     const UpdateRates rates = numbers.rates[row.tensor];
     const Weights<T> weights = update_four_of_<MASTER>(a.weights, row, owned);
     const size_t m = row.m + owned, v = row.v + owned;
-    const RoundingWords words = rounding_words(seed, row.stream, t, row.word + owned);
     const Elements<G, 4> g = elements_load<4>(a.grads + (row.grads + owned));
     Elements<float, 4> x = weights_load<4>(weights, 0);
     if ((RULES & RULE_BIT_(ADAMW)) && rule == RULE_ADAMW) {
@@ -213,7 +212,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     } else if (RULES & RULE_BIT_(SGD)) {
         sgd_four(&x, g, a.m ? a.m + m : NULL, rates, numbers.scalars);
     }
-    weights_store(weights, 0, x, words);
+    weights_store(weights, 0, x, rounding_words(seed, row.stream, t, row.word + owned));
 }
 
 // ---- the average of the weights ----
