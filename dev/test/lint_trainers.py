@@ -22,7 +22,6 @@ ONLY = {
         "open_device": "clocks, caches and sensors need a GPU",
         "close_parts": "the teacher works on the GPU of its student",
         "parameters_at_layer": "ZeRO-3 gathers blocks into a few places",
-        "gradients_at_layer": "ZeRO-2 leaves gradients in a few places",
         "stream_bytes": "residuals may be offloaded",
         "stream_codes": "matmuls in fp8 take codes that norms make",
         "model_push": "batches move to the GPU",

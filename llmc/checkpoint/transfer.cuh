@@ -2,11 +2,11 @@
 transfer.cuh -- copies a model's weights and optimizer state between the host and the GPU.
 
 They move one group of parameters (model.h) at a time. On the host, a group is alone in memory: its
-buckets (map.h), one after the other. On the GPU, or where --offload-optimizer keeps state, each rank
-has its shard of a bucket.
+buckets (map.h), one after the other. On the GPU, or where --offload-optimizer keeps state, each
+rank has its shard of a bucket.
 
-    upload      sets, from fp32, the part that this rank owns: the weights that the passes read, and the master
-                weights (master_weights.cuh)
+    upload      sets, from fp32, the part that this rank owns: the weights that the passes read,
+                and the master weights (master_weights.cuh)
     download    copies the weights to save, the master weights if any; whole groups, from all ranks
                 that have a part of them
 
@@ -203,7 +203,7 @@ static inline void transfer_upload_group(const Transfer* t, int g, const float* 
     }
 }
 
-// ---- weights to the host: collective; `bucket`, all of it, is NULL in ranks that do not want it ----
+// ---- weights to the host: collective; `bucket` is NULL in ranks that do not want it ----
 
 // Copies the fp32 master weights of a bucket.
 static inline void transfer_download_master_(const Transfer* t, const Bucket* b, void* bucket) {

@@ -262,13 +262,17 @@ static double zero_collected_elements_(const ZeroSizes* sizes, int64_t micro_ste
 ZeroTraffic zero_traffic(const MapOf* of, int rank, int64_t micro_steps, size_t gradient_bytes,
                          size_t parameter_bytes, double operand_bytes) {
     const ZeroSizes sizes = zero_sizes(of, rank);
-    const double ranks = of->data / of->experts, // that divide a block
-        others = 1 - 1.0 / of->replica, replicas = 1 - (double)of->replica / of->data,
-                 of_block = of->experts > 1 ? (1 - 1 / ranks) / others : 1, // part that goes to them
-        outside = sizes.trained_once + sizes.embedding, trained = outside + of_block * sizes.trained_blocks,
+    // ranks that divide a block; the part of it that goes to them
+    const double ranks = of->data / of->experts, others = 1 - 1.0 / of->replica,
+                 replicas = 1 - (double)of->replica / of->data,
+                 of_block = of->experts > 1 ? (1 - 1 / ranks) / others : 1,
+                 outside = sizes.trained_once + sizes.embedding,
+                 trained = outside + of_block * sizes.trained_blocks,
                  reduced = outside + of->experts * of_block * sizes.trained_blocks;
     const double reductions = of->stage < 2 ? 1 : (double)micro_steps;
-    const size_t shared_bytes = of->stage == 0 ? gradient_bytes : parameter_bytes; // after the reduction
+    const size_t shared_bytes =
+        // sent to all ranks after the reduction
+        of->stage == 0 ? gradient_bytes : parameter_bytes;
     const double shared =
         of->stage < 3 ? trained : sizes.once + zero_collected_elements_(&sizes, micro_steps);
     const ZeroTraffic traffic = {

@@ -52,7 +52,7 @@ TEST(tensor_tokens) {
     }
 }
 
-// Returns the elements of tensors that are not cut, wpe apart, or of those that are, in whole units.
+// Returns the elements of tensors that are not cut, wpe apart, or that are cut, in whole units.
 static size_t elements_of(ModelConfig cfg, int is_cut) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     size_t elements = 0;

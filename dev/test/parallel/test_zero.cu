@@ -574,7 +574,7 @@ template <class G> static void apart_backward(ZeroGpu* z, int step, int is_embed
              count * sizeof(G), &z->main);
 }
 
-// All ranks compute both gradients, in the last stage of a pipeline; then each has its part of their
+// All ranks compute both gradients, in the last stage of a pipeline; then each has its part of the
 // sum.
 template <class G> static void test_apart(int stage, int shards, Comm* comm, const Gpu* gpu) {
     const ZeroPlan plan = {stage, comm->rank, comm->size, shards, 1};
