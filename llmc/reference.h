@@ -84,15 +84,20 @@ static inline void ref_embedding_backward(Real* dwte, Real* dwpe, const Real* do
 // out, inp (N, C)    mean, rstd (N), kept for the backward pass    weight, bias (C)
 //
 // RMS has no mean: it is 0, and the term avg_c(g) is missing. NULL for `weight` is ones, NULL for
-// `bias` zeros.
+// `bias` zeros. RMS_PLUS has the weight 1 + weight. A factor multiplies out.
 
 typedef struct {
     NormKind kind;
     const Real *weight, *bias;
     Real *mean, *rstd; // set by the forward pass; mean: if the kind has one
-    Real eps;
+    Real eps, factor;
     size_t N, C;
 } RefNorm;
+
+// Returns the weight of column c.
+static inline Real ref_norm_weight_(RefNorm norm, size_t c) {
+    return norm.weight ? norm_parts(norm.kind).offset + norm.weight[c] : 1;
+}
 
 // Returns the number that a norm subtracts from a row.
 static inline Real ref_norm_center_(NormKind kind, const Real* x, size_t C) {
@@ -104,6 +109,7 @@ static inline Real ref_norm_center_(NormKind kind, const Real* x, size_t C) {
         }
         return sum / C;
     case NORM_RMS:
+    case NORM_RMS_PLUS:
     case NORM_RMS_ALONE:
         return 0;
     }
@@ -120,8 +126,9 @@ static inline void ref_norm_forward(Real* out, const Real* inp, RefNorm norm) {
         }
         const Real rstd = norm.rstd[n] = 1 / sqrt(squares / C + norm.eps);
         for (size_t c = 0; c < C; c++) {
+            const Real y = (x[c] - center) * rstd;
             out[n * C + c] =
-                (x[c] - center) * rstd * (norm.weight ? norm.weight[c] : 1) + (norm.bias ? norm.bias[c] : 0);
+                norm.factor * (y * ref_norm_weight_(norm, c) + (norm.bias ? norm.bias[c] : 0));
         }
         if (norm.mean) {
             norm.mean[n] = center;
@@ -138,18 +145,18 @@ static inline void ref_norm_backward(Real* dinp, Real* dweight, Real* dbias, con
         const Real center = has_mean ? norm.mean[n] : 0, rstd = norm.rstd[n];
         Real g_sum = 0, g_norm_sum = 0;
         for (size_t c = 0; c < C; c++) {
-            const Real y = (x[c] - center) * rstd, g = d[c] * (norm.weight ? norm.weight[c] : 1);
+            const Real y = (x[c] - center) * rstd, g = norm.factor * d[c] * ref_norm_weight_(norm, c);
             g_sum += has_mean ? g : 0;
             g_norm_sum += g * y;
             if (dweight) {
-                dweight[c] += d[c] * y;
+                dweight[c] += norm.factor * d[c] * y;
             }
             if (dbias) {
-                dbias[c] += d[c];
+                dbias[c] += norm.factor * d[c];
             }
         }
         for (size_t c = 0; c < C; c++) {
-            const Real y = (x[c] - center) * rstd, g = d[c] * (norm.weight ? norm.weight[c] : 1);
+            const Real y = (x[c] - center) * rstd, g = norm.factor * d[c] * ref_norm_weight_(norm, c);
             dinp[n * C + c] += rstd * (g - g_sum / C - y * g_norm_sum / C);
         }
     }
@@ -218,6 +225,7 @@ typedef struct {
     HeadsKind kind;
     const Real *qweight, *kweight;
     Real *rstd, eps;
+    int offset; // added to weights
 } RefHeadNorm;
 
 // Heads of a token's queries, or of its keys, as rows of one norm: rows, and columns of each.
@@ -244,12 +252,13 @@ static inline RefNorm ref_norm_of_heads_(RefHeadNorm norm, RefHeads heads, size_
     const RefNormed_ q = ref_normed_(norm.kind, heads.NH, heads.HS),
                      k = ref_normed_(norm.kind, heads.KV, heads.HS);
     Real* rstd = norm.rstd + n * (q.rows + k.rows) + (is_key ? q.rows : 0);
-    return (RefNorm){NORM_RMS,
+    return (RefNorm){norm.offset ? NORM_RMS_PLUS : NORM_RMS,
                      is_key ? norm.kweight : norm.qweight,
                      NULL,
                      NULL,
                      rstd,
                      norm.eps,
+                     1,
                      is_key ? k.rows : q.rows,
                      is_key ? k.cols : q.cols};
 }
@@ -465,11 +474,13 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
 //     act = g s x        s = 1 / (1 + exp(-g))
 //     dx  = dact g s     dg = dact x s (1 + g (1 - s))
 //
+// GeGLU: GELU in the place of g s
+//
 // The square of ReLU: So et al., 2021
 //
 //     act = max(x, 0)^2      dx = dact 2 max(x, 0)
 //
-// act (N, F)    pre: x (N, F); of SwiGLU (g, x) (N, 2, F)
+// act (N, F)    pre: x (N, F); with a gate (g, x) (N, 2, F)
 
 static inline double ref_sigmoid_(double x) { return 1 / (1 + exp(-x)); }
 
@@ -492,6 +503,10 @@ static inline RefActivation_ ref_activation_(Real x, Real gate, ActivationKind k
         const double v = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x),
                      dv = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x), s = ref_sigmoid_(2 * v);
         return (RefActivation_){(Real)(x * s), (Real)(s + 2 * x * s * (1 - s) * dv), 0};
+    }
+    case ACTIVATION_GEGLU: {
+        const RefActivation_ gelu = ref_activation_(gate, 0, ACTIVATION_GELU);
+        return (RefActivation_){gelu.act * x, gelu.act, gelu.dx * x};
     }
     }
     return (RefActivation_){NAN, NAN, NAN};
@@ -709,18 +724,19 @@ static inline void ref_experts_backward(Real* dact, Real* dweights, Real* dproj,
 }
 
 // -------------------------------------------------------------------------------------------------
-// Residual sum: He et al., 2015. out = left + right, of n elements
+// Residual sum: He et al., 2015. out = left + factor right, of n elements
 
-static inline void ref_residual_forward(Real* out, const Real* left, const Real* right, size_t n) {
+static inline void ref_residual_forward(Real* out, const Real* left, const Real* right, Real factor,
+                                        size_t n) {
     for (size_t i = 0; i < n; i++) {
-        out[i] = left[i] + right[i];
+        out[i] = left[i] + factor * right[i];
     }
 }
 
-static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* dout, size_t n) {
+static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* dout, Real factor, size_t n) {
     for (size_t i = 0; i < n; i++) {
         dleft[i] += dout[i];
-        dright[i] += dout[i];
+        dright[i] += factor * dout[i];
     }
 }
 

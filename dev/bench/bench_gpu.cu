@@ -391,8 +391,8 @@ static void bench_rows(Bench* bench, MatmulGpu*) {
     float *mean = random_array<float>(bench, N, 1), *rstd = random_array<float>(bench, N, 1);
     const Gradient dweight = {weight, DTYPE_OF(floatX)}, dbias = {bias, DTYPE_OF(floatX)},
                    dinp_sum = {random_array<floatX>(bench, C, 1), DTYPE_OF(floatX)};
-    const NormGpu<floatX> norm = {NORM_LAYER, NORM_EPS, weight, bias, mean, rstd, N, C, {}},
-                          rms = {NORM_RMS, NORM_EPS, weight, NULL, NULL, rstd, N, C, {}};
+    const NormGpu<floatX> norm = {NORM_LAYER, NORM_EPS, 1, weight, bias, mean, rstd, N, C, {}},
+                          rms = {NORM_RMS, NORM_EPS, 1, weight, NULL, NULL, rstd, N, C, {}};
     const Gradient none = {NULL, dbias.dtype};
     const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET, {}},
                         rms_sums = {dweight, none, GRADIENT_SET, none, GRADIENT_SET, {}};
@@ -709,7 +709,7 @@ static void bench_heads_kind(Bench* bench, const char* name, HeadsKind kind, Att
     const size_t N = (size_t)sizes.B * sizes.T, n = N * attention_qkv_size(sizes);
     char shape[64], line[64];
     Memory memory = memory_on_gpu();
-    HeadsGpu<floatX> heads = {kind, NORM_EPS, sizes, {NULL, sizes.HS}, NULL, NULL, NULL, NULL, NULL};
+    HeadsGpu<floatX> heads = {kind, NORM_EPS, 0, sizes, {NULL, sizes.HS}, NULL, NULL, NULL, NULL, NULL};
     rope_gpu_open(&heads.rope, &memory, {sizes.T, sizes.HS, sizes.HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}});
     floatX *qkv = random_array<floatX>(bench, n, 1), *dqkv = random_array<floatX>(bench, n, 1);
     heads.qnormw = random_array<floatX>(bench, (size_t)sizes.HS, 1);

@@ -72,6 +72,7 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
     layer.positions = pass_is_step(pass) ? pass->positions.given : NULL;
     layer.heads = {model_architecture(cfg.arch)->heads,
                    model_norm_eps(cfg),
+                   model_norm_offset(cfg),
                    layer.sizes,
                    rope,
                    layer.positions,

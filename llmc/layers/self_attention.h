@@ -111,7 +111,7 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
                            .weight = layer->weights.qkv,
                            .proj = layer->weights.attproj,
                            .proj_bias = p->attprojb,
-                           .heads = {model_architecture(cfg.arch)->heads, model_norm_eps(cfg), sizes,
+                           .heads = {model_architecture(cfg.arch)->heads, model_norm_eps(cfg), model_norm_offset(cfg), sizes,
                                      attention->rope, positions, p->qnormw, p->knormw, a->qk_raw, a->qk_rstd},
                            .qkv = a->qkv,
                            .atty = a->atty,

@@ -1,8 +1,8 @@
 /*
 norm.cuh -- norms (norm.h) on the GPU, on T = float, bf16 or fp16, computed in fp32.
 
-The kernels are templates on the kind: NORM_LAYER, or NORM_RMS, which is also RMS_ALONE if it has no
-weights.
+The kernels are templates on the kind: NORM_LAYER, or NORM_RMS, which is also RMS_PLUS with an offset
+of 1, and RMS_ALONE if it has no weights.
 
 Results do not depend on the GPU. The split of rows into groups depends only on N. dweight and dbias
 are summed row by row within a group, then over the groups in a fixed order.
@@ -17,7 +17,8 @@ it has no data. norm_dinp_sum sets it to the same bits where dinp came from else
 With --matmul fp8 the kernels also set the codes of rows that they store (e4m3_rows.cuh), while they
 have them in registers: of out, and of dinp.
 
-The residual sum is not here: the matmul before a norm adds it (matmul_forward_residual).
+The matmul before a norm adds the residual (matmul_forward_residual), but not if the output of a
+branch has a norm or a factor: then norm_forward_residual or residual_sum does.
 */
 #ifndef LLMC_NORM_CUH
 #define LLMC_NORM_CUH
@@ -45,7 +46,7 @@ The residual sum is not here: the matmul before a norm adds it (matmul_forward_r
 // A norm of N rows, with what its forward pass keeps (norm.h).
 template <class T> struct NormGpu {
     NormKind kind;
-    float eps;
+    float eps, factor;
     const T *weight, *bias; // (C)
     float *mean, *rstd;     // (N)
     int N, C;
@@ -90,15 +91,22 @@ template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* f
     }
 }
 
-// Loads weights of columns c ...; ones without weights.
-template <int WIDTH, class T> __device__ inline void norm_load_weight_(float* to, const T* weight, int c) {
-    if (weight) {
-        load_floats<WIDTH>(to, weight + c);
-    } else {
+// Weights as in memory, and the two numbers that make them what multiplies a row: (weight + offset)
+// factor, or without weights, factor.
+template <class T> struct NormWeights_ {
+    const T* weight;
+    float offset, factor;
+};
+
+// Loads what multiplies columns c ... of a row.
+template <int WIDTH, class T>
+__device__ inline void norm_load_weight_(float* to, const NormWeights_<T>& of, int c) {
+    if (of.weight) {
+        load_floats<WIDTH>(to, of.weight + c);
+    }
 #pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            to[i] = 1.0f;
-        }
+    for (int i = 0; i < WIDTH; i++) {
+        to[i] = of.weight ? (to[i] + of.offset) * of.factor : of.factor;
     }
 }
 
@@ -137,19 +145,28 @@ template <NormKind KIND> __device__ inline float norm_mean_(float sum, int C) {
     }
 }
 
-// Loads weights and biases of columns c ...; ones and zeros if the kind has none.
-template <int WIDTH, NormKind KIND, class T>
-__device__ inline void norm_load_parameters_(float* w, float* b, const T* weight, const T* bias, int c) {
+// Loads what multiplies columns c ... of a row, and what is added to them: the biases of NORM_LAYER,
+// the residual of RMS if it ADDS one, or zeros.
+template <int WIDTH, NormKind KIND, bool ADDS, class T>
+__device__ inline void norm_load_parameters_(float* w, float* b, const NormWeights_<T>& weights,
+                                             const T* added, int c) {
     if constexpr (KIND == NORM_LAYER) {
-        load_floats<WIDTH>(w, weight + c);
-        load_floats<WIDTH>(b, bias + c);
+        load_floats<WIDTH>(w, weights.weight + c);
     } else {
-        norm_load_weight_<WIDTH>(w, weight, c);
+        norm_load_weight_<WIDTH>(w, weights, c);
+    }
+    if constexpr (KIND == NORM_LAYER || ADDS) {
+        load_floats<WIDTH>(b, added + c);
+    } else {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             b[i] = 0.0f;
         }
     }
+}
+
+template <class T> static inline NormWeights_<T> norm_weights_(const NormGpu<T>* norm) {
+    return {norm->weight, (float)norm_parts(norm->kind).offset, norm->factor};
 }
 
 // Calls `use(k, column, values)` for each of the thread's groups k of columns of a row.
@@ -202,18 +219,19 @@ __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bo
 }
 
 // A warp, or a block of up to 1024 threads, 768 with CODES, normalizes one row while it loads the
-// next. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
+// next. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory. `added`
+// is the bias, or with ADDS (N, C), the residual.
 // grid   up to the blocks that fit at once      block   (32, 8 rows), or (threads, 1)
 // shared 2 of block_sum
 // moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: also N*C bytes and N fp32
-//        out. Bound by memory.
+//        out. ADDS: N*C in besides. Bound by memory.
 // order  fixed, the same for any grid
 // needs  C <= 4 WIDTH threads; C a multiple of WIDTH; aligned addresses if WIDTH is a pack,
 //        as with CODES
-template <class T, int WIDTH, NormKind KIND, bool CODES>
+template <class T, int WIDTH, NormKind KIND, bool CODES, bool ADDS>
 __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
-    norm_forward_kernel(T* out, E4m3Rows codes, float* mean, float* rstd, const T* inp, const T* weight,
-                        const T* bias, int N, int C, float eps) {
+    norm_forward_kernel(T* out, E4m3Rows codes, float* mean, float* rstd, const T* inp,
+                        NormWeights_<T> weights, const T* added, int N, int C, float eps) {
     const int first = (int)(blockIdx.x * blockDim.y + threadIdx.y), step = (int)(gridDim.x * blockDim.y);
     int4 row[NORM_ITEMS], next[NORM_ITEMS];
     norm_load_row_<WIDTH>(next, inp + (size_t)first * C, first < N, C);
@@ -240,7 +258,7 @@ __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
         const float r = 1.0f / sqrtf(norm_row_sum_(squares) / C + eps);
         norm_each_<T, WIDTH>(row, C, [&](int k, int c, float* x) {
             float w[WIDTH], b[WIDTH];
-            norm_load_parameters_<WIDTH, KIND>(w, b, weight, bias, c);
+            norm_load_parameters_<WIDTH, KIND, ADDS>(w, b, weights, added + (ADDS ? (size_t)n * C : 0), c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 x[i] = (x[i] - m) * r * w[i] + b[i];
@@ -264,8 +282,9 @@ __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
 // grid   N      block   1024      shared   two arrays of block_sum
 // moves  as norm_forward_kernel, if the rows being processed fit into the caches
 // order  fixed
-template <class T, NormKind KIND>
-__global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm) {
+template <class T, NormKind KIND, bool ADDS>
+__global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm, NormWeights_<T> weights,
+                                         const T* added) {
     const int C = norm.C;
     const size_t row = (size_t)blockIdx.x * C;
     float sum = 0, square = 0;
@@ -280,7 +299,7 @@ __global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm) 
     const float r = 1.0f / sqrtf(block_sum(square) / C + norm.eps);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         float w, b;
-        norm_load_parameters_<1, KIND>(&w, &b, norm.weight, norm.bias, c);
+        norm_load_parameters_<1, KIND, ADDS>(&w, &b, weights, added + (ADDS ? row : 0), c);
         out[row + c] = from_float<T>((to_float(inp[row + c]) - m) * r * w + b);
     }
     if (threadIdx.x == 0) {
@@ -293,34 +312,37 @@ __global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm) 
 
 // Launches one warp per row if its registers can hold one, otherwise one block per row. Without
 // room for codes in the registers, a separate kernel makes them.
-template <class T, int WIDTH, NormKind KIND>
-static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
+template <class T, int WIDTH, NormKind KIND, bool ADDS>
+static inline void norm_launch_forward_(T* out, const T* inp, const T* added, const NormGpu<T>* norm,
+                                        const Gpu* gpu) {
     const int N = norm->N, C = norm->C;
     const int threads = 32 * ceil_div(C, 32 * WIDTH * NORM_ITEMS);
     const bool fuses = norm->codes.codes && threads <= 32 * norm_forward_warps_(true);
     if (threads > 1024) {
-        launch(norm_forward_long_kernel<T, KIND>, N, 1024, 0, gpu, out, inp, *norm);
+        launch(norm_forward_long_kernel<T, KIND, ADDS>, N, 1024, 0, gpu, out, inp, *norm, norm_weights_(norm),
+               added);
     } else {
-        const auto kernel = fuses ? norm_forward_kernel<T, WIDTH, KIND, (WIDTH > 1)>
-                                  : norm_forward_kernel<T, WIDTH, KIND, false>;
+        const auto kernel = fuses ? norm_forward_kernel<T, WIDTH, KIND, (WIDTH > 1 && !ADDS), ADDS>
+                                  : norm_forward_kernel<T, WIDTH, KIND, false, ADDS>;
         const int rows = threads == 32 ? NORM_ROWS : 1, warps = threads / 32 * rows,
                   most = gpu->multiprocessors * int_max(norm_forward_warps_(fuses) / warps, 1);
         launch(kernel, int_min(ceil_div(N, rows), most), dim3(threads, rows), 0, gpu, out, norm->codes,
-               norm->mean, norm->rstd, inp, norm->weight, norm->bias, N, C, norm->eps);
+               norm->mean, norm->rstd, inp, norm_weights_(norm), added, N, C, norm->eps);
     }
     if (norm->codes.codes && !fuses) {
         e4m3_rows(norm->codes, (const T*)out, N, C, gpu);
     }
 }
 
-template <class T, NormKind KIND>
-static inline void norm_forward_of_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
+template <class T, NormKind KIND, bool ADDS>
+static inline void norm_forward_of_(T* out, const T* inp, const T* added, const NormGpu<T>* norm,
+                                    const Gpu* gpu) {
     if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(out, inp, NULL) &&
-        norm_aligned_(norm->weight, norm->bias, NULL)) {
-        norm_launch_forward_<T, Pack<T>::SIZE, KIND>(out, inp, norm, gpu);
+        norm_aligned_(norm->weight, added, NULL)) {
+        norm_launch_forward_<T, Pack<T>::SIZE, KIND, ADDS>(out, inp, added, norm, gpu);
     } else {
         assert(!norm->codes.codes);
-        norm_launch_forward_<T, 1, KIND>(out, inp, norm, gpu);
+        norm_launch_forward_<T, 1, KIND, ADDS>(out, inp, added, norm, gpu);
     }
 }
 
@@ -329,11 +351,53 @@ template <class T>
 static inline void norm_forward(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
     switch (norm->kind) {
     case NORM_LAYER:
-        return norm_forward_of_<T, NORM_LAYER>(out, inp, norm, gpu);
+        return norm_forward_of_<T, NORM_LAYER, false>(out, inp, norm->bias, norm, gpu);
     case NORM_RMS:
+    case NORM_RMS_PLUS:
     case NORM_RMS_ALONE:
-        return norm_forward_of_<T, NORM_RMS>(out, inp, norm, gpu);
+        return norm_forward_of_<T, NORM_RMS, false>(out, inp, NULL, norm, gpu);
     }
+}
+
+// Sets out = residual + norm of inp, for a kind of RMS. No codes.
+template <class T>
+static inline void norm_forward_residual(T* out, const T* residual, const T* inp, const NormGpu<T>* norm,
+                                         const Gpu* gpu) {
+    assert(norm->kind != NORM_LAYER && !norm->codes.codes);
+    norm_forward_of_<T, NORM_RMS, true>(out, inp, residual, norm, gpu);
+}
+
+// A thread computes a pack, or an element.
+// grid   ceil(n / (256 WIDTH))      block   256      shared   none
+// moves  2 n in, n out; n in without a residual. Bound by memory.
+// order  fixed: no sums
+// needs  n a multiple of WIDTH; aligned addresses if WIDTH is a pack
+template <class T, int WIDTH>
+__global__ void residual_sum_kernel(T* out, const T* residual, const T* inp, float factor, size_t n) {
+    const size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDTH;
+    float x[WIDTH], sum[WIDTH] = {};
+    if (at >= n) {
+        return;
+    }
+    load_floats<WIDTH>(x, inp + at);
+    if (residual) {
+        load_floats<WIDTH>(sum, residual + at);
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        sum[i] += factor * x[i];
+    }
+    norm_store_<WIDTH>(out + at, sum);
+}
+
+// Sets out = residual + factor inp, n elements; NULL for `residual` is zeros. out may be either.
+template <class T>
+static inline void residual_sum(T* out, const T* residual, const T* inp, float factor, size_t n,
+                                const Gpu* gpu) {
+    const int packs = n % Pack<T>::SIZE == 0 && norm_aligned_(out, residual, inp);
+    const size_t per_block = 256 * (size_t)(packs ? Pack<T>::SIZE : 1);
+    launch(packs ? residual_sum_kernel<T, Pack<T>::SIZE> : residual_sum_kernel<T, 1>,
+           (unsigned)ceil_div(n, per_block), 256, 0, gpu, out, residual, inp, factor, n);
 }
 
 // ---- backward ----
@@ -467,9 +531,13 @@ __device__ inline void norm_add_to_sums_(NormSums_<WIDTH, THREADS>* sums, const 
 // Sets this thread's columns of the three partial sums of the block's group of rows.
 template <int WIDTH, int THREADS>
 __device__ inline void norm_store_columns_(float* partial, NormColumns_<WIDTH>* columns,
-                                           NormSums_<WIDTH, THREADS>* sums, int c, int C) {
+                                           NormSums_<WIDTH, THREADS>* sums, float factor, int c, int C) {
     constexpr int STEP = WIDTH == 1 ? 1 : 4; // floats that are stored at once
     float* to = partial + 3 * (size_t)blockIdx.x * C + c;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        columns->dweight[i] *= factor;
+    }
 #pragma unroll
     for (int i = 0; i < WIDTH; i += STEP) {
         norm_store_<STEP>(to + i, columns->dweight + i);
@@ -592,8 +660,8 @@ __host__ __device__ constexpr int norm_rows_at_once_(int width, int items) {
 template <class T, NormKind KIND, int WIDTH, int ITEMS, int WARPS, bool CODES>
 __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, norm_backward_blocks_(WARPS))
     norm_backward_kernel(T* dinp, E4m3Rows codes, float* partial, const T* dout, const T* inp,
-                         const T* weight, const float* mean, const float* rstd, int N, int C, int group_rows,
-                         GradientMode dinp_mode) {
+                         NormWeights_<T> weights, const float* mean, const float* rstd, int N, int C,
+                         int group_rows, GradientMode dinp_mode) {
     // rows being processed, and as many being loaded
     constexpr int ROWS = norm_rows_at_once_(WIDTH, ITEMS), SUMS = norm_sums_(KIND) * ROWS;
     constexpr int THREADS = WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS;
@@ -609,9 +677,9 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
             if constexpr (KIND == NORM_LAYER) {
-                load_floats<WIDTH>(columns[k].weight, weight + c);
+                load_floats<WIDTH>(columns[k].weight, weights.weight + c);
             } else {
-                norm_load_weight_<WIDTH>(columns[k].weight, weight, c);
+                norm_load_weight_<WIDTH>(columns[k].weight, weights, c);
             }
         }
         norm_clear_sums_(&dinp_sums[k]);
@@ -634,7 +702,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
     for (int k = 0; k < ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            norm_store_columns_(partial, &columns[k], &dinp_sums[k], c, C);
+            norm_store_columns_(partial, &columns[k], &dinp_sums[k], weights.factor, c, C);
         }
     }
 }
@@ -646,27 +714,31 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
 // order  fixed: rows of a group in order
 template <class T, NormKind KIND>
 __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp, NormGpu<T> of,
-                                          int group_rows, GradientMode dinp_mode) {
+                                          NormWeights_<T> weights, int group_rows,
+                                          GradientMode dinp_mode) {
     const int N = of.N, C = of.C, first = blockIdx.x * group_rows, end = min(first + group_rows, N);
-    const T* weight = of.weight;
     float *dweight = partial + 3 * (size_t)blockIdx.x * C, *dbias = dweight + C, *dinp_sum = dbias + C;
     for (int n = first; n < end; n++) {
         const size_t row = (size_t)n * C;
         const float m = KIND == NORM_LAYER ? of.mean[n] : 0.0f, s = of.rstd[n];
         float sum = 0, dot = 0;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            const float g = to_float(dout[row + c]) * (weight ? to_float(weight[c]) : 1.0f);
+            float w;
+            norm_load_weight_<1>(&w, weights, c);
+            const float g = to_float(dout[row + c]) * w;
             sum += g;
             dot += g * (to_float(inp[row + c]) - m) * s;
         }
         const float shift = norm_mean_<KIND>(sum, C), slope = block_sum(dot) / C;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            float w;
+            norm_load_weight_<1>(&w, weights, c);
             const float d = to_float(dout[row + c]), norm = (to_float(inp[row + c]) - m) * s;
-            const float change = s * (d * (weight ? to_float(weight[c]) : 1.0f) - shift - norm * slope);
+            const float change = s * (d * w - shift - norm * slope);
             const float before = dinp_mode == GRADIENT_ADD ? to_float(dinp[row + c]) : 0.0f;
             dinp[row + c] = from_float<T>(before + change);
             dinp_sum[c] = (n > first ? dinp_sum[c] : 0.0f) + to_float(dinp[row + c]);
-            dweight[c] = (n > first ? dweight[c] : 0.0f) + d * norm;
+            dweight[c] = (n > first ? dweight[c] : 0.0f) + d * norm * weights.factor;
             dbias[c] = (n > first ? dbias[c] : 0.0f) + d;
         }
     }
@@ -712,10 +784,10 @@ static inline void norm_launch_backward_(NormBackward_<T> x, const NormGpu<T>* n
                             : fits ? norm_backward_of_<T, KIND, WIDTH, false>(items)
                                    : norm_backward_kernel<T, KIND, WIDTH, 2, 0, false>;
         launch(kernel, groups, 32 * ceil_div(items, fits ? 32 : 64), 0, gpu, x.dinp, x.codes, x.partial,
-               x.dout, x.inp, norm->weight, norm->mean, norm->rstd, N, C, rows, x.dinp_mode);
+               x.dout, x.inp, norm_weights_(norm), norm->mean, norm->rstd, N, C, rows, x.dinp_mode);
     } else {
         launch(norm_backward_long_kernel<T, KIND>, groups, 1024, 0, gpu, x.dinp, x.partial, x.dout, x.inp,
-               *norm, rows, x.dinp_mode);
+               *norm, norm_weights_(norm), rows, x.dinp_mode);
     }
     if (x.codes.codes && !fuses) {
         e4m3_rows(x.codes, (const T*)x.dinp, N, C, gpu);
@@ -748,6 +820,7 @@ static inline void norm_backward_by_kind_(NormBackward_<T> x, const NormGpu<T>* 
     case NORM_LAYER:
         return norm_backward_rows_<T, NORM_LAYER>(x, norm, gpu);
     case NORM_RMS:
+    case NORM_RMS_PLUS:
     case NORM_RMS_ALONE:
         return norm_backward_rows_<T, NORM_RMS>(x, norm, gpu);
     }
@@ -814,7 +887,7 @@ static inline void norm_dinp_sum(Gradient sum, GradientMode mode, const T* dinp,
 // Normalizes x (N, C) in place, and sets rstd (N).
 template <class T>
 static inline void norm_unit_forward(T* x, float* rstd, int N, int C, float eps, const Gpu* gpu) {
-    const NormGpu<T> norm = {NORM_RMS_ALONE, eps, NULL, NULL, NULL, rstd, N, C, {}};
+    const NormGpu<T> norm = {NORM_RMS_ALONE, eps, 1, NULL, NULL, NULL, rstd, N, C, {}};
     norm_forward(x, x, &norm, gpu);
 }
 

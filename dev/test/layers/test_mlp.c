@@ -154,7 +154,7 @@ static void experts_expect(double* want[RESULTS], const ExpertsCase* p) {
         ref_linear_backward(dsact, want[DSFCPROJW], NULL, dout, sact, sfcprojw, (RefLinear){N, FS, C});
         ref_activation_backward(dsfch, dsact, sfch, N, FS, ACTIVATION_SWIGLU);
         ref_linear_backward(want[DINP], want[DSFCW], NULL, dsfch, inp, sfcw, (RefLinear){N, C, 2 * FS});
-        ref_residual_forward(want[OUT], want[OUT], out, N * C);
+        ref_residual_forward(want[OUT], want[OUT], out, 1, N * C);
     }
 }
 

@@ -17,6 +17,7 @@ typedef struct Operation {
     ActivationKind activation;
     RouterKind router;
     double softcap, z_loss, balance;
+    double factor; // of norms
     double weight, temperature; // of a teacher
 } Operation;
 
@@ -77,7 +78,7 @@ static void embedding_backward(const Operation* op) {
 
 static RefNorm norm_of(const Operation* op, NormKind kind) {
     return (RefNorm){kind,         op->x[1], op->x[2], kind == NORM_LAYER ? op->kept : NULL,
-                     op->kept_too, 1e-5,     N,        C};
+                     op->kept_too, 1e-5,     op->factor, N,        C};
 }
 
 static void norm_forward(const Operation* op) {
@@ -85,6 +86,13 @@ static void norm_forward(const Operation* op) {
 }
 static void norm_backward(const Operation* op) {
     ref_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], norm_of(op, NORM_LAYER));
+}
+
+static void plus_forward(const Operation* op) {
+    ref_norm_forward(op->out, op->x[0], norm_of(op, NORM_RMS_PLUS));
+}
+static void plus_backward(const Operation* op) {
+    ref_norm_backward(op->dx[0], op->dx[1], NULL, op->dout, op->x[0], norm_of(op, NORM_RMS_PLUS));
 }
 
 // RMS, with weights if there is a second input.
@@ -120,7 +128,7 @@ static void grouped_backward(const Operation* op) {
 static const RefHeads grouped = {B, T, GROUPED, GROUPS, 2 * PAIRS, 0};
 
 static RefHeadNorm head_norm_of(const Operation* op, HeadsKind kind) {
-    return (RefHeadNorm){kind, op->x[1], op->x[2], op->kept, 1e-5};
+    return (RefHeadNorm){kind, op->x[1], op->x[2], op->kept, 1e-5, (int)op->factor};
 }
 
 static void head_norm_forward(const Operation* op) {
@@ -152,10 +160,10 @@ static void activation_backward(const Operation* op) {
 }
 
 static void residual_forward(const Operation* op) {
-    ref_residual_forward(op->out, op->x[0], op->x[1], op->out_n);
+    ref_residual_forward(op->out, op->x[0], op->x[1], 0.7, op->out_n);
 }
 static void residual_backward(const Operation* op) {
-    ref_residual_backward(op->dx[0], op->dx[1], op->dout, op->out_n);
+    ref_residual_backward(op->dx[0], op->dx[1], op->dout, 0.7, op->out_n);
 }
 
 // Computes what training minimizes. All tokens have equal weights, because the operation has no
@@ -260,14 +268,16 @@ TEST(operations) {
     const Operation operations[] = {
         {"embedding",  embedding_forward,  embedding_backward,  .out_n = N * C,  .x_n = {Vp * C, (T + 1) * C}},
         {"tokens",     embedding_forward,  embedding_backward,  .out_n = N * C,  .x_n = {Vp * C}},
-        {"layer norm", norm_forward,       norm_backward,       .out_n = N * C,  .x_n = {N * C, C, C}},
-        {"rms",        rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C, C}},
-        {"rms alone",  rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C}},
+        {"layer norm", norm_forward,       norm_backward,       .out_n = N * C,  .x_n = {N * C, C, C}, .factor = 1},
+        {"rms",        rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C, C}, .factor = 2},
+        {"rms plus",   plus_forward,       plus_backward,       .out_n = N * C,  .x_n = {N * C, C}, .factor = 0.3},
+        {"rms alone",  rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C}, .factor = 1},
         {"linear",     linear_forward,     linear_backward,     .out_n = N * OC, .x_n = {N * C, OC * C, OC}},
         {"attention",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}},
         {"documents",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .starts = starts},
         {"groups",     grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .starts = starts},
         {"head norm",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV, 2 * PAIRS, 2 * PAIRS}},
+        {"head plus",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV, 2 * PAIRS, 2 * PAIRS}, .factor = 1},
         {"unit norm",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV}},
         {"row norm",   row_norm_forward,   row_norm_backward,   .out_n = N * QKV, .x_n = {N * QKV, GROUPED * 2 * PAIRS, GROUPS * 2 * PAIRS}},
         {"chosen",     router_forward,     router_backward,     .out_n = N * E + 1, .x_n = {N * E}, .router = ROUTER_CHOSEN},
@@ -279,6 +289,7 @@ TEST(operations) {
         {"rope",       rope_forward,       rope_backward,       .out_n = N * QKV, .x_n = {N * QKV}},
         {"gelu",       activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_GELU},
         {"swiglu",     activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_SWIGLU},
+        {"geglu",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_GEGLU},
         {"relu2",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_RELU2},
         {"residual",   residual_forward,   residual_backward,   .out_n = N * C,  .x_n = {N * C, N * C}},
         {"classifier", classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}},
