@@ -26,6 +26,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/model/model.h"
 #include "llmc/ops/norm.cuh"
 #include "llmc/layers/attention_config.h"
+#include "llmc/layers/branch.cuh"
 #include "llmc/layers/linear.cuh"
 #include "llmc/layers/teaching.cuh"
 #include "llmc/layers/mlp.cuh"
@@ -505,9 +506,7 @@ typedef struct {
     int l;
     ModelActivations a;
     LayerWeights weights;
-    const floatX* inp; // (R, C) the residual stream that enters it
-    floatX* out;       // (R, C) the residual stream after it
-    NormGpu<floatX> norm1, norm2;
+    BranchGpu branch1, branch2; // attention and the MLP, from the residual stream and back
     SelfAttentionGpu attention;
     MlpGpu mlp;
 } Block;
@@ -519,32 +518,28 @@ static const int* starts_of(const Model* model, int l, const Pass* pass) {
 
 static Block block_at(Model* model, int l, const Pass* pass) {
     const LayerPassGpu layer = layer_at(model, l, pass);
-    const ModelParameters* p = &layer.p;
-    const ModelActivations* a = &layer.a;
     return Block{
         model,
         pass,
         l,
-        *a,
+        layer.a,
         layer.weights,
-        stream_into(model, l, pass),
-        stream_into(model, l + 1, pass),
-        layer_norm(&layer, p->ln1w, p->ln1b, a->ln1_mean, a->ln1_rstd),
-        layer_norm(&layer, p->ln2w, p->ln2b, a->ln2_mean, a->ln2_rstd),
+        branch_of_attention(&layer, stream_into(model, l, pass)),
+        branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
         self_attention_of(&layer, starts_of(model, l, pass), model->rope, &model->attention, &model->context),
         mlp_of(&layer, &model->groups.experts, &model->experts)};
 }
 
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
-    const ModelActivations a = b->a;
-    LinearGpu* linear = &b->model->linear;
+    const BranchGpu *branch1 = &b->branch1, *branch2 = &b->branch2;
     const int N = pass_tokens(b->pass);
-    // ln1 (R, C); residual2 (R, C) = inp + attention; ln2 (R, C); fch, fch_act (N, F)
-    linear_norm_forward(a.ln1, b->inp, &b->norm1, &b->weights.qkv, N, linear);
-    self_attention_forward_residual(a.residual2, b->inp, &b->attention, a.ln1);
-    linear_norm_forward(a.ln2, a.residual2, &b->norm2, &b->weights.fc, N, linear);
-    mlp_hidden(&b->mlp, a.ln2);
+    // ln1 (R, C); residual2 (R, C) = stream + attention; ln2 (R, C); fch, fch_act (N, F)
+    branch_enter(branch1, &b->weights.qkv, N);
+    self_attention_forward_residual(branch_to(branch1), branch_residual(branch1), &b->attention, branch1->in);
+    branch_leave(branch1);
+    branch_enter(branch2, &b->weights.fc, N);
+    mlp_hidden(&b->mlp, branch2->in);
 }
 
 static void block_forward(Block* b) {
@@ -552,13 +547,9 @@ static void block_forward(Block* b) {
     linear_renew(&b->weights, &model->linear);
     block_hidden(b);
     offload_residual_wait(&model->residuals, b->l - OFFLOAD_RESIDUALS, &model->gpu); // its memory
-    mlp_forward_residual(b->out, b->a.residual2, &b->mlp); // out (R, C) = residual2 + MLP of ln2
+    mlp_forward_residual(branch_to(&b->branch2), branch_residual(&b->branch2), &b->mlp);
+    branch_leave(&b->branch2); // the stream after the block (R, C) = residual2 + MLP of ln2
     offload_residual(model, b->l, b->pass);
-}
-
-static NormGpu<floatX> last_norm(const LayerPassGpu* last) {
-    const ModelActivations* a = &last->a;
-    return layer_norm(last, last->p.lnfw, last->p.lnfb, a->lnf_mean, a->lnf_rstd);
 }
 
 // Sets where attention starts in layers with a window, for a pass over a batch.
@@ -589,7 +580,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     }
     if (model_has_last(cfg)) {
         const LayerPassGpu last = layer_at(model, cfg.L - 1, pass);
-        const NormGpu<floatX> norm = last_norm(&last);
+        const NormGpu<floatX> norm = layer_last_norm(&last);
         norm_forward(pass->acts->lnf, (const floatX*)stream_into(model, cfg.L, pass), &norm, &model->gpu);
     }
 }
@@ -656,14 +647,17 @@ static void wait_for_buffer(Model* model, int l) {
 static void block_recompute(const Block* b, RecomputeLevel level) {
     if (level == RECOMPUTE_BLOCK) {
         block_hidden(b);
+        if (branch_keeps_out(&b->branch2)) {
+            mlp_forward_residual(b->branch2.out, NULL, &b->mlp);
+        }
         return;
     }
     if (level >= RECOMPUTE_NORMS) {
-        norm_forward(b->a.ln1, b->inp, &b->norm1, &b->model->gpu);
-        norm_forward(b->a.ln2, (const floatX*)b->a.residual2, &b->norm2, &b->model->gpu);
+        branch_enter_again(&b->branch1);
+        branch_enter_again(&b->branch2);
     }
     if (level == RECOMPUTE_MLP) {
-        mlp_hidden(&b->mlp, b->a.ln2);
+        mlp_hidden(&b->mlp, b->branch2.in);
     } else if (level >= RECOMPUTE_ACTIVATION) {
         mlp_activation(&b->mlp);
     }
@@ -690,7 +684,9 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
         return none;
     }
     const Block b = block_at(model, l, pass);
-    return linear_codes_below(b.a.dresidual, b.norm1.N, &b.mlp.proj, pass_tokens(pass), &model->linear);
+    return branch_is_plain(&b.branch2) ? linear_codes_below(b.a.dresidual, b.branch2.before.N, &b.mlp.proj,
+                                                            pass_tokens(pass), &model->linear)
+                                       : none;
 }
 
 // Returns the gradients of a block's MLP; those of its parameters are in `d`.
@@ -706,11 +702,12 @@ static void mlp_backward_at(const Block* b, const ModelGradients* d, GradientMod
     Model* model = b->model;
     const ModelActivations a = b->a;
     const MlpGradientsGpu dmlp = mlp_gradients_at(b, d, mode);
-    mlp_backward(&b->mlp, &dmlp, a.dresidual, a.ln2); // branch (R, C), the gradient of ln2
     // dresidual, and its column sums: the gradient of attprojb (C)
     const NormGradients dnorm2 = {d->ln2w, d->ln2b, mode, d->attprojb, mode, {}};
-    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm2, (const floatX*)a.branch, (const floatX*)a.residual2,
-                  &b->norm2, &model->norm_scratch, &model->gpu);
+    const BranchGradientsGpu dbranch2 = {dnorm2, d->ln2postw, a.dbranch, &model->norm_scratch};
+    const floatX* dout = branch_leave_backward(&b->branch2, &dbranch2, a.dresidual);
+    mlp_backward(&b->mlp, &dmlp, dout, b->branch2.in); // branch (R, C), the gradient of ln2
+    branch_enter_backward(a.dresidual, &b->branch2, &dbranch2, a.branch);
 }
 
 // The attention of a block, likewise. dqkv (N, QKV).
@@ -719,15 +716,18 @@ static void attention_backward_at(const Block* b, const ModelGradients* d, Gradi
     Model* model = b->model;
     const ModelActivations a = b->a;
     const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(d, &a, mode);
-    self_attention_backward(&b->attention, &dattention, a.dresidual, a.ln1); // branch, of ln1
     // dresidual, and the gradient of fcprojb (C) of the block before
+    BranchGradientsGpu dbranch1 = {{d->ln1w, d->ln1b, mode, bias_grad_into(model, b->l), below, {}},
+                                   d->ln1postw,
+                                   a.dbranch,
+                                   &model->norm_scratch};
+    const floatX* dout = branch_leave_backward(&b->branch1, &dbranch1, a.dresidual);
+    self_attention_backward(&b->attention, &dattention, dout, b->branch1.in); // branch, of ln1
     if (b->l > 0) {
         wait_for_buffer(model, b->l - 1);
     }
-    const NormGradients dnorm1 = {
-        d->ln1w, d->ln1b, mode, bias_grad_into(model, b->l), below, stream_codes(model, b->l - 1, b->pass)};
-    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm1, (const floatX*)a.branch, b->inp, &b->norm1,
-                  &model->norm_scratch, &model->gpu);
+    dbranch1.before.codes = stream_codes(model, b->l - 1, b->pass);
+    branch_enter_backward(a.dresidual, &b->branch1, &dbranch1, a.branch);
 }
 
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
@@ -753,9 +753,9 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const EmbeddingSizes sizes = {
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
     const int is_trained = d.wte.data || apart.data;
-    if (a->encoded_rstd && is_trained) {
-        norm_unit_backward(a->dresidual, (const floatX*)a->encoded, a->encoded_rstd,
-                           tensor_rows(tensor.cut).count, cfg.C, &model->gpu);
+    if (is_trained) {
+        const LayerPassGpu first = layer_at(model, 0, pass);
+        linear_embedding_backward(a->dresidual, &first);
     }
     const floatX* dencoded = tensor_gather(&tensor, 0, a->dresidual); // (N, C)
     if (is_trained) {
@@ -782,7 +782,7 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     const LayerPassGpu last = layer_at(model, cfg.L - 1, pass);
     const LmHeadGpu head = lm_head(model, pass);
     const Gradient dweight = cfg.has_head ? d.head : d.wte;
-    const NormGpu<floatX> norm = last_norm(&last);
+    const NormGpu<floatX> norm = layer_last_norm(&last);
     const NormGradients dnorm = {
         d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode, stream_codes(model, cfg.L - 1, pass)};
     floatX* dlnf = a->branch; // (R, C)

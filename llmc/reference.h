@@ -84,7 +84,7 @@ static inline void ref_embedding_backward(Real* dwte, Real* dwpe, const Real* do
 // out, inp (N, C)    mean, rstd (N), kept for the backward pass    weight, bias (C)
 //
 // RMS has no mean: it is 0, and the term avg_c(g) is missing. NULL for `weight` is ones, NULL for
-// `bias` zeros. RMS_PLUS has the weight 1 + weight. A factor multiplies out.
+// `bias` zeros. RMS_PLUS has the weight 1 + weight. A factor multiplies weights.
 
 typedef struct {
     NormKind kind;
@@ -128,7 +128,7 @@ static inline void ref_norm_forward(Real* out, const Real* inp, RefNorm norm) {
         for (size_t c = 0; c < C; c++) {
             const Real y = (x[c] - center) * rstd;
             out[n * C + c] =
-                norm.factor * (y * ref_norm_weight_(norm, c) + (norm.bias ? norm.bias[c] : 0));
+                norm.factor * y * ref_norm_weight_(norm, c) + (norm.bias ? norm.bias[c] : 0);
         }
         if (norm.mean) {
             norm.mean[n] = center;
@@ -152,7 +152,7 @@ static inline void ref_norm_backward(Real* dinp, Real* dweight, Real* dbias, con
                 dweight[c] += norm.factor * d[c] * y;
             }
             if (dbias) {
-                dbias[c] += norm.factor * d[c];
+                dbias[c] += d[c];
             }
         }
         for (size_t c = 0; c < C; c++) {

@@ -337,6 +337,7 @@ static void bench_rows(Bench* bench, int N) {
     const double row_bytes = 4.0 * N * C;
     const Norm norm = {NORM_LAYER, NORM_EPS, 1, w, b, mean, rstd, N, C},
                rms = {NORM_RMS, NORM_EPS, 1, w, NULL, NULL, rstd, N, C};
+    const ResidualSum sum = {x, y, 1, NULL};
     BENCH(bench, "gelu forward", 8.0 * (double)n, bench->bandwidth, "GB/s   ",
           activation_forward_cpu(y, x, 1, n, ACTIVATION_GELU));
     BENCH(bench, "gelu backward", 12.0 * (double)n, bench->bandwidth, "GB/s   ",

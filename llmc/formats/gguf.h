@@ -118,6 +118,9 @@ static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
     [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0},
     [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1},
     [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0},
+    [ARCH_OLMO2] =    {"olmo2",    ORDER_HALVES, 1, 1},
+    [ARCH_GEMMA2] =   {NULL,       ORDER_HALVES, 0, 0},
+    [ARCH_GRANITE] =  {"granite",  ORDER_PAIRS,  1, 0},
 };
 // clang-format on
 

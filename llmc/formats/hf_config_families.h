@@ -33,7 +33,8 @@ extern const HfFamily hf_families[ARCH_COUNT];
 
 enum {
     FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
-    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_SWITCHED,
+    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_GEMMA2 | FAMILY_SWITCHED,
+    FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2, // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
     FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
@@ -65,6 +66,10 @@ const HfFamily hf_families[ARCH_COUNT] = {
     [ARCH_GLM4MOE] =  {"glm4_moe",  "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 0,   128, 8, "moe_intermediate_size", "n_routed_experts",
         "  \"attention_bias\": true,\n  \"use_qk_norm\": true,\n  \"norm_topk_prob\": true,\n  \"n_group\": 1,\n"
         "  \"topk_group\": 1,\n  \"first_k_dense_replace\": 0,\n  \"num_nextn_predict_layers\": 0,\n"},
+    [ARCH_OLMO2] =    {"olmo2",     "Olmo2ForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_GEMMA2] =   {"gemma2",    "Gemma2ForCausalLM",   {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 30, 1, 0, 0,  0, "intermediate_size", NULL,
+        "  \"hidden_activation\": \"gelu_pytorch_tanh\",\n"},
+    [ARCH_GRANITE] =  {"granite",   "GraniteForCausalLM",  {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
 };
 // clang-format on
 

@@ -165,9 +165,10 @@ static void hf_write_windows_(FILE* file, ModelConfig cfg) {
     }
 }
 
-// Writes the keys of experts.
+// Writes the constants of a family, and the keys of experts.
 static void hf_write_experts_(FILE* file, ModelConfig cfg) {
     const HfFamily* family = &hf_families[cfg.arch];
+    fputs(family->constants, file);
     if (!family->experts) {
         return;
     }
@@ -179,7 +180,6 @@ static void hf_write_experts_(FILE* file, ModelConfig cfg) {
         fprintf(file, "  \"n_shared_experts\": %d,\n  \"routed_scaling_factor\": %s,\n",
                 cfg.Fs / model_hidden(cfg), hf_number_(model_router_factor(cfg)).text);
     }
-    fputs(family->constants, file);
 }
 
 // Writes the keys that the families with rotary positions have in common.
@@ -197,6 +197,12 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
     if (model_architecture(cfg.arch)->softcap > 0) {
         fprintf(file, "  \"final_logit_softcapping\": %s,\n",
                 cfg.softcap > 0 ? hf_number_(cfg.softcap).text : "null");
+    }
+    if (FAMILY_GRANITE >> cfg.arch & 1) {
+        fprintf(file,
+                "  \"embedding_multiplier\": %s,\n  \"residual_multiplier\": %s,\n  \"logits_scaling\": %s,\n",
+                hf_number_(model_embedding_factor(cfg)).text, hf_number_(model_residual_factor(cfg)).text,
+                hf_number_(cfg.logits_divisor > 0 ? cfg.logits_divisor : 1).text);
     }
     hf_write_rope_(file, cfg);
     hf_write_windows_(file, cfg);

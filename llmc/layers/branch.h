@@ -4,7 +4,7 @@ back to it, on the CPU.
 
     in  (R, C) = norm before of the stream; without that norm, the stream itself
     out (R, C) = the branch, of in
-    sum (R, C) = stream + factor out, or stream + norm after of out
+    sum (R, C) = stream + factor out; with a norm after it, stream + factor norm of out
 
 A norm that a model has not has no rstd, and an architecture has one of the two, or both
 (NormsPlace). Of the tokens of a tensor group, R rows are here: a norm after the branch follows the
@@ -40,7 +40,7 @@ static inline Branch branch_of_(const LayerPass* layer, const BranchTensors* t, 
     Branch b;
     b.before = layer_norm(layer, t->weight, t->bias, t->mean, t->rstd);
     b.after = layer_norm(layer, t->after_weight, NULL, NULL, t->after_rstd);
-    b.factor = model_residual_factor(layer->cfg);
+    b.after.factor = b.factor = model_residual_factor(layer->cfg);
     b.stream = stream;
     b.in = branch_has_norm_(&b.before) ? t->in : (float*)stream;
     b.out = branch_has_norm_(&b.after) ? t->out : layer->a.branch;
@@ -64,6 +64,9 @@ static inline Branch branch_of_mlp(const LayerPass* layer, float* out) {
                              a->ln2_mean, a->ln2_rstd, a->ln2post_in, a->ln2post_rstd};
     return branch_of_(layer, &t, a->residual2, out);
 }
+
+// Returns 1 if the backward pass reads out.
+static inline int branch_keeps_out(const Branch* b) { return branch_has_norm_(&b->after); }
 
 // Sets in.
 static inline void branch_enter_cpu(const Branch* b) {

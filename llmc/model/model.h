@@ -384,7 +384,7 @@ typedef enum {
   X(sfch,       blocks, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
   X(sfch_act,   blocks, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
   X(ln2post_in, blocks, R,      MLP,   w.after_C,           floatX,  LIVE_ALWAYS)  /* output of the MLP, if it has a norm */ \
-  X(ln2post_rstd, blocks, R,    MLP,   w.after,             float,   LIVE_ALWAYS) \
+  X(ln2post_rstd, blocks, R,    BLOCK, w.after,             float,   LIVE_ALWAYS) \
   X(residual3,  residuals, R,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      R,      BLOCK, w.last_C,              floatX,  LIVE_ALWAYS) \
   X(lnf_mean,   1,      R,      BLOCK, w.last_mean,         float,   LIVE_ALWAYS) \

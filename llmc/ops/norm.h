@@ -226,9 +226,13 @@ ALWAYS_INLINE void residual_row_(float* to, const ResidualSum* sum, NormRow_ nor
     const float *left = sum->left + (size_t)n * C, *right = sum->right + (size_t)n * C;
     if (norm_row) {
         norm_row(to, right, sum->norm, n);
+        for (int c = 0; c < C; c++) {
+            to[c] += left[c];
+        }
+        return;
     }
     for (int c = 0; c < C; c++) {
-        to[c] = norm_row ? left[c] + to[c] : multiply_add(sum->factor, right[c], left[c]);
+        to[c] = multiply_add(sum->factor, right[c], left[c]);
     }
 }
 
@@ -245,6 +249,10 @@ void residual_norm_forward_cpu(float* inp, float* out, const ResidualSum* sum, c
 
 void residual_sum_cpu(float* out, const ResidualSum* sum, int N, int C) {
     const NormRow_ right_row = sum->norm ? norm_row_of_(sum->norm) : NULL;
+    if (!right_row && sum->factor == 1) {
+        residual_forward_cpu(out, sum->left, sum->right, (size_t)N * (size_t)C);
+        return;
+    }
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         residual_row_(out + (size_t)n * C, sum, right_row, n, C);

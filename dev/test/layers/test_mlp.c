@@ -22,7 +22,7 @@ static Weight weight_of(Linear* linear, const float* data, const float* bias, in
 static void check(const char* what, const MlpCase* p, const float* got, const double* want,
                   const double* size, size_t n, double part, int matmuls) {
     EXPECT_NEAR(ops_error(got, want, size, n), 0, 2 * part * matmuls,
-                "%s of %s, %d x %d x %d, bias %d, part %g", what, mlp_kinds[p->kind], p->N, p->C, p->F,
+                "%s of %s, %d x %d x %d, bias %d, part %g", what, activation_word(p->kind), p->N, p->C, p->F,
                 p->fcb != NULL, part);
 }
 

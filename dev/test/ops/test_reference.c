@@ -385,6 +385,9 @@ TEST(model) {
             cfg.window = 2, cfg.windows[0] = 1;
             cfg.softcap = arch == ARCH_NANOCHAT ? 3 : 0;
         }
+        if (arch == ARCH_GRANITE || arch == ARCH_OLMO2) {
+            cfg.embedding_factor = 3, cfg.residual_factor = 0.22f, cfg.logits_divisor = 1.5f;
+        }
         if (model_architecture(arch)->router != ROUTER_NONE) {
             cfg.E = E, cfg.E_used = USED, cfg.router_factor = 1.5f;
             cfg.Fs = arch == ARCH_GLM4MOE ? 3 : 0;
@@ -418,7 +421,8 @@ static void set_parameters(const RefModel* model) {
               {"attprojw", 8, 0}, {"attprojb", 9, 0}, {"ln2w", 10, 1},  {"ln2b", 11, 0},
               {"routerw", 12, 0}, {"routerb", 13, 0}, {"fcw", 14, 0},   {"fcb", 15, 0},
               {"fcprojw", 16, 0}, {"fcprojb", 17, 0}, {"sfcw", 18, 0},  {"sfcprojw", 19, 0},
-              {"lnfw", 20, 1},    {"lnfb", 21, 0},    {"head", 22, 0}};
+              {"lnfw", 20, 1},    {"lnfb", 21, 0},    {"head", 22, 0},  {"ln1postw", 23, 1},
+              {"ln2postw", 24, 1}};
     enum { COUNT = sizeof(of) / sizeof(of[0]) };
     EXPECT((int)COUNT == (int)MODEL_PARAMETER_ROWS, "a parameter without a number");
     for (int i = 0; i < (int)COUNT; i++) {
