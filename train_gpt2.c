@@ -10,48 +10,23 @@ llmc/run/run.h.
 Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden
 units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padded vocabulary.
 */
-// the model and its operations (llmc), tools that know no model (base), then what runs it (data,
-// run)
-#include "llmc/bf16/tile_kernels.h"
-#include "llmc/ops/checksum.h"
-#include "llmc/bf16/cross_entropy_bf16.h"
-#include "llmc/comm/comm.h"
-#include "llmc/ops/embedding.h"
-#include "llmc/model/freeze.h"
-#include "llmc/model/map.h"
-#include "llmc/model/model.h"
-#include "llmc/ops/gradient.h"
-#include "llmc/ops/norm.h"
-#include "llmc/layers/branch.h"
-#include "llmc/layers/linear.h"
-#include "llmc/layers/teaching.h"
-#include "llmc/layers/mlp.h"
-#include "llmc/optim/optimizer.h"
-#include "llmc/layers/self_attention.h"
-#include "llmc/model/share_layers.h"
-#include "llmc/layers/decode.h"
-#include "llmc/parallel/grid.h"
-#include "llmc/parallel/groups.h"
-#include "llmc/parallel/micro_steps.h"
-#include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/tensor_parallel.h"
-#include "llmc/parallel/zero.h"
-#include "llmc/base/clock.h"
+// room after room, from the ground up; each brings what it is made of
 #include "llmc/base/processor.h"
-#include "llmc/base/threads.h"
-#include "llmc/base/vec.h"
-#include "llmc/data/dataloader.h"
+#include "llmc/ops/checksum.h"
+#include "llmc/model/share_layers.h"
+#include "llmc/layers/branch.h"
+#include "llmc/layers/decode.h"
+#include "llmc/layers/mlp.h"
+#include "llmc/layers/self_attention.h"
+#include "llmc/layers/teaching.h"
+#include "llmc/parallel/groups.h"
+#include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/zero.h"
 #include "llmc/optim/update_groups.h"
-#include "llmc/optim/update_in_backward.h"
-#include "llmc/setup/options.h"
 #include "llmc/setup/resolve.h"
-#include "llmc/plan/plan.h"
 #include "llmc/plan/plan_cpu.h"
-#include "llmc/run/generate.h"
 #include "llmc/run/run.h"
 #include "llmc/run/start.h"
-#include "llmc/checkpoint/run_state.h"
-#include "llmc/run/trainer.h"
 
 // -------------------------------------------------------------------------------------------------
 // The model
@@ -60,15 +35,12 @@ struct Model {
     ModelConfig cfg; // of the part that this process has
     // micro-batches up to B sequences of up to T tokens; N of these tokens are this process's
     int B, T, N;
-    int chunk; // tokens that have logits in memory
-    ModelUse use;
+    int chunk;                  // tokens that have logits in memory
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
     float targets_per_token;    // of the pass's update (counted.h)
     RecomputeLevel recompute;   // which activations the backward pass computes again
     Freeze freeze;              // which parameters training leaves unchanged
-    ModelConfig whole_cfg;      // the whole model, whose operations are counted
-    Freeze whole_freeze;
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     Map map; // of the elements of all tensors
     // (L) of each layer, with those outside of the blocks; gradients: NULL where nothing is trained
@@ -200,7 +172,6 @@ static RecomputeLevel recompute_level(const Settled* s) {
 static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     const MapOf of = settled_map(s, 1);
     model->cfg = s->part;
-    model->use = s->use;
     model->B = s->options.batch.size;
     model->T = s->options.batch.seq_len;
     model->N = model->B * settled_rank_length(s);
@@ -209,8 +180,6 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
         (RouterLosses){s->options.optimizer.router_balance, s->options.optimizer.router_z, 0};
     model->recompute = recompute_level(s);
     model->freeze = settled_own_freeze(s);
-    model->whole_cfg = s->cfg;
-    model->whole_freeze = s->freeze;
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
@@ -245,8 +214,9 @@ static void open_teacher(Model* model, const Settled* s) {
 }
 
 // Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
-// from a dry ledger, which then tells what the model would take: it needs no `comm`.
-static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
+// from a dry ledger, which then tells what the model would take: it needs no `comm`. Returns the
+// ledger.
+static const Memory* model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
     memset(model, 0, sizeof(*model));
     grid_groups_open(&model->groups, s->ranks.grid, comm);
     open_parts(model, s, memory, comm);
@@ -255,6 +225,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
                       (size_t)model->chunk);
         open_teacher(model, s);
     }
+    return &model->memory;
 }
 
 static void model_close(Model* model) {
@@ -305,11 +276,6 @@ typedef struct {
     Mlp mlp;
 } Block;
 
-// Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
-static const int* starts_of(const Model* model, int l, const Pass* pass) {
-    return model_window(model->cfg, l) > 0 ? model->window_starts : pass->starts;
-}
-
 static Block block_at(Model* model, int l, const Pass* pass) {
     const LayerPass layer = layer_at(model, l, pass);
     return (Block){
@@ -318,7 +284,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .a = layer.a,
         .branch1 = branch_of_attention(&layer, stream_into(model, l, pass)),
         .branch2 = branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
-        .attention = self_attention_of(&layer, starts_of(model, l, pass), &model->attention),
+        .attention = self_attention_of(&layer, model->window_starts, &model->attention),
         .mlp = mlp_of(&layer, &model->groups.experts),
     };
 }
@@ -337,20 +303,13 @@ static void block_forward(const Block* b) {
     branch_leave_cpu(&b->branch2, NULL); // the stream after the block (R, C)
 }
 
-// Sets where attention starts in layers with a window, for a pass over a batch.
-static void set_windows(Model* model, const Pass* pass) {
-    if (model->window_starts && !pass_is_step(pass)) {
-        pass_window_starts_cpu(model->window_starts, pass, model->cfg.window);
-    }
-}
-
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
 // stages than the first, encoded has the residual stream that enters. A pass may have no tokens: it
 // takes its part in what ranks compute together.
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
     model->linear.few = pass_is_step(pass);
-    set_windows(model, pass);
+    pass_window_starts_cpu(model->window_starts, pass, cfg.window);
     if (model_has_first(cfg)) {
         const LayerPass first = layer_at(model, 0, pass);
         linear_embedding_cpu(&first);
@@ -408,13 +367,6 @@ static double batch_loss(const Model* model, Batch batch) {
     return sum;
 }
 
-// Adds the losses of a batch of a mixture to the sum of each source.
-static void batch_source_losses(const Model* model, Batch batch, double* sums) {
-    for (int n = 0; n < batch.B * batch.T && batch.sources; n++) {
-        sums[batch.sources[n / batch.T]] += model->acts.losses[n];
-    }
-}
-
 // -------------------------------------------------------------------------------------------------
 // Backward
 
@@ -439,18 +391,14 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-// Returns the gradients of a block's MLP; those of its parameters are in `d`.
-static MlpLayerGradients mlp_gradients_at(const Block* b, const ModelParameters* d, GradientMode mode) {
-    Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, mode, model->zero.plan.trained_block, model->router_losses,
-                            router_statistics_of(model->router_statistics, b->l, model->cfg.E));
-}
-
 // The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
 // it. dfch (N, F); dqkv is only scratch here, attention sets it later.
 static void mlp_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
+    const Model* model = b->model;
     const ModelActivations a = b->a;
-    const MlpLayerGradients dmlp = mlp_gradients_at(b, d, mode);
+    const MlpLayerGradients dmlp =
+        mlp_gradients_of(d, &a, mode, model->zero.plan.trained_block, model->router_losses,
+                         router_statistics_of(model->router_statistics, b->l, model->cfg.E));
     const BranchGradients dbranch2 = branch_gradients_of_mlp(d, &a, mode);
     const float* dout = branch_leave_backward_cpu(&b->branch2, &dbranch2, a.dresidual);
     mlp_backward_cpu(&b->mlp, &dmlp, dout, b->branch2.in); // branch (R, C), the gradient of ln2
@@ -498,13 +446,6 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
                            cfg.has_head || apart ? mode : GRADIENT_ADD, mode);
 }
 
-// Called when the losses are known: the hook decides on the update by them.
-static void losses_done(Model* model, Batch batch, InBackward* hook) {
-    if (hook) {
-        in_backward_losses(hook, batch_loss(model, batch));
-    }
-}
-
 // Called when the gradient of group g is complete: reduces it over the ranks, or updates the group
 // if the hook does so.
 static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
@@ -541,10 +482,12 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
     model->targets_per_token = batch_targets_per_token(&batch);
-    set_windows(model, &pass);
+    pass_window_starts_cpu(model->window_starts, &pass, cfg.window);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
-        losses_done(model, batch, hook);
+        if (hook) { // it decides on the update by the losses
+            in_backward_losses(hook, batch_loss(model, batch));
+        }
     }
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         const int g = model_group(cfg, l);
@@ -592,7 +535,9 @@ static void micro_step_backward(Model* model, Batch batch, float dloss, MicroSte
     model_backward(model, batch, dloss, mode, step, hook);
     if (model_has_last(model->cfg)) {
         rank_report_losses(report)[step.number] = batch_loss(model, batch);
-        batch_source_losses(model, batch, rank_report_sources(report));
+        for (int n = 0; n < batch.B * batch.T && batch.sources; n++) { // of a mixture
+            rank_report_sources(report)[batch.sources[n / batch.T]] += model->acts.losses[n];
+        }
         teaching_add_cpu(&report->divergence, &model->teaching, batch.B * batch.T);
     }
 }
@@ -609,38 +554,25 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
     report->pace_s = tokens > 0 && !grid_forward_waits(&model->groups.grid) ? report->pace_s / tokens : 0;
 }
 
-// Computes the gradient of an update, one micro-batch after another: forward and backward on the
-// next batch_tokens. The loss of each token counts loss_scale / batch_tokens. Sets the losses
-// of the report, one for each micro-step, its square sum, work and pace. The hook, unless
-// NULL, makes the update in the backward pass.
-static void model_gradients(Model* model, Dataloader* train, int64_t batch_tokens, float loss_scale,
-                            InBackward* hook, RankReport* report) {
-    const float dloss = (float)(loss_scale / (double)batch_tokens);
-    const Group* pipe = &model->groups.pipe;
-    MicroSteps steps = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B);
-    const int64_t M = micro_steps_count(&steps);
-    PipelineAction now;
-    int64_t ahead = 0; // forward passes whose backward pass is still to come
+// Computes the gradient of an update, one micro-batch after another. Sets the losses of the report,
+// one for each micro-step, its square sum, work and pace. With --update-in-backward it also makes the
+// update.
+static void model_gradients(Model* model, Run* run) {
+    InBackward* hook = run_hook(run);
+    RankReport* report = run->report;
     double tokens = 0;
     model->router_statistics =
         router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E);
     linear_trains(&model->linear);
-    for (int64_t i = 0; pipeline_action(pipe->size, pipe->rank, M, i, &now); i++) {
-        const int is_forward = now.pass == PIPELINE_FORWARD;
-        const Batch batch = is_forward ? dataloader_next(train) : dataloader_earlier(train, ahead - 1);
-        MicroStep step;
-        stage_begin(model, now, batch);
-        if (is_forward) {
-            in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
+    for (const RunTurn* turn; (turn = run_turn(run, hook)) != NULL;) {
+        const Batch batch = turn->batch;
+        stage_begin(model, turn->now, batch);
+        if (turn->now.pass == PIPELINE_FORWARD) {
             micro_step_forward(model, batch, report);
             tokens += (double)batch.B * batch.T;
         } else {
-            micro_steps_next(&steps, &step);
-            micro_step_backward(model, batch, dloss, step, hook, report);
-            rank_report_add(report, model->whole_cfg, &model->whole_freeze, batch);
+            micro_step_backward(model, batch, turn->dloss, turn->step, hook, report);
         }
-        ahead += is_forward ? 1 : -1;
-        comm_alive(model->comm);
     }
     stage_end(model);
     linear_trained(&model->linear);
@@ -812,6 +744,10 @@ static const Trainer trainer = {
     .program_name = "train_gpt2",
     .program = {OPTION_CPU, LLMC_VERSION},
     .dtype = SAFETENSORS_F32,
+    .model_bytes = sizeof(Model),
+    .ledger = memory_on_host,
+    .open = model_open,
+    .close = model_close,
     .model = plan_of_model,
     .plan = plan_on_cpu,
     .memory = memory_used_on_cpu,
@@ -854,8 +790,7 @@ static void train(Model* model, Run* run) {
             break;
         }
         run_begin_step(run);
-        model_gradients(model, run->train, run_batch(run), run->state.loss_scale.scale, run_hook(run),
-                        run->report);
+        model_gradients(model, run);
         if (run_accepts(run, &update)) {
             model_update(model, update);
         }
@@ -866,26 +801,6 @@ static void train(Model* model, Run* run) {
     }
 }
 
-// One run of the program: trains a model, or generates text with it. Returns the exit status.
-static int pretrain(int argc, char** argv) {
-    Run* run = run_open(argc, argv, &trainer);
-    if (run->trains || run->generate) {
-        Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, run->settled, memory_on_host(), &run->comm);
-        memory_check(&model->memory, &run->plan.model.memory);
-        if (run->generate) {
-            generate_texts(run, model);
-        } else {
-            run_begin(run, model);
-            train(model, run);
-            run_end(run);
-        }
-        model_close(model);
-        free(model);
-    }
-    return run_close(run);
-}
-
 #ifndef TRAIN_GPT2_NO_MAIN
 PROCESSOR_CHECK
 
@@ -894,6 +809,6 @@ int main(int argc, char** argv) {
         argv); // executes this program a second time, with OpenMP's waiting time in its environment
     vec_flush_denormals(); // before the first parallel region: its threads inherit it
     run_open_process();
-    return pretrain(argc, argv);
+    return run_program(argc, argv, &trainer, train);
 }
 #endif

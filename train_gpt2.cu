@@ -11,78 +11,45 @@ sums and the optimizer's state are fp32. Comments give the shapes of tensors: B 
 tokens, N = B*T tokens, C channels, F hidden units of the MLP, QKV columns of queries, keys and
 values, Vp tokens of the padded vocabulary.
 */
-#include "llmc/ops/gradient_norm.cuh"
-#include "llmc/gpu/floatx.cuh"
-
-#include "llmc/ops/attention.cuh"
+// room after room, from the ground up; each brings what it is made of
+#include "llmc/base/processor.h"
+#include "llmc/gpu/floatx.cuh" // first: the type of weights
 #include "llmc/gpu/batch_queue.cuh"
-#include "llmc/ops/checksum.cuh"
-#include "llmc/ops/cross_entropy.cuh"
-#include "llmc/comm/comm.h"
-#include "llmc/ops/embedding.cuh"
 #include "llmc/gpu/forward_clock.cuh"
-#include "llmc/model/freeze.h"
-#include "llmc/model/map.h"
-#include "llmc/model/model.h"
-#include "llmc/ops/norm.cuh"
-#include "llmc/layers/attention_config.h"
+#include "llmc/gpu/graph.cuh"
+#include "llmc/gpu/results.cuh"
+#include "llmc/ops/checksum.cuh"
+#include "llmc/model/share_layers.h"
 #include "llmc/layers/branch.cuh"
-#include "llmc/layers/linear.cuh"
-#include "llmc/layers/teaching.cuh"
+#include "llmc/layers/decode.cuh"
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
-#include "llmc/ops/matmul_plans.cuh"
-#include "llmc/optim/offload.cuh"
-#include "llmc/optim/optimizer.cuh"
-#include "llmc/layers/q8_weights.h"
-#include "llmc/model/share_layers.h"
-#include "llmc/gpu/graph.cuh"
-#include "llmc/gpu/results.cuh"
-#include "llmc/layers/decode.cuh"
-#include "llmc/checkpoint/transfer.cuh"
-#include "llmc/parallel/grid.h"
-#include "llmc/parallel/groups.cuh"
-#include "llmc/parallel/micro_steps.h"
+#include "llmc/layers/teaching.cuh"
 #include "llmc/parallel/pipeline.cuh"
-#include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/tensor_parallel.cuh"
 #include "llmc/parallel/zero.cuh"
-#include "llmc/base/processor.h"
-#include "llmc/data/dataloader.h"
-#include "llmc/plan/gpu_report.cuh"
-#include "llmc/plan/gpu_setup.cuh"
 #include "llmc/optim/update_groups.cuh"
 #include "llmc/optim/update_in_backward.cuh"
-#include "llmc/optim/update_in_backward.h"
-#include "llmc/plan/memory_limit.cuh"
-#include "llmc/plan/plan_gpu.cuh"
-#include "llmc/setup/options.h"
 #include "llmc/setup/resolve.h"
-#include "llmc/plan/plan.h"
-#include "llmc/run/generate.h"
+#include "llmc/checkpoint/transfer.cuh"
+#include "llmc/plan/plan_gpu.cuh"
 #include "llmc/run/run.h"
 #include "llmc/run/start.h"
-#include "llmc/optim/schedule.h"
-#include "llmc/checkpoint/run_state.h"
-#include "llmc/run/trainer.h"
 
 // -------------------------------------------------------------------------------------------------
 // The model
 
 struct Model {
-    ModelConfig whole_cfg; // of the whole model
-    ModelConfig cfg;       // of the part that this process has
+    ModelConfig cfg; // of the part that this process has
     // micro-batches up to B sequences of up to T tokens; N of these tokens are this process's
     int B, T, N;
     ModelUse use;
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters stay as they are
-    Freeze whole_freeze;
-    int chunk;        // tokens whose logits are in memory at a time, of a batch of any size
-    int autotune;     // time algorithms of matmuls
-    int use_graph;    // replay micro-steps
-    DType grad_dtype; // of the parameters' gradients
+    int chunk;                // tokens whose logits are in memory at a time, of a batch of any size
+    int autotune;             // time algorithms of matmuls
+    int use_graph;            // replay micro-steps
+    DType grad_dtype;         // of the parameters' gradients
     Gpu gpu;
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     // where a backward pass leaves gradients, of grad_dtype
@@ -290,18 +257,15 @@ static void open_device(Model* model, const Options* o) {
         printf("attention: %s\n", attention_note(&model->attention));
     }
     forward_clock_open(&model->clock);
-    if (o->memory.autotune && model->comm->rank == 0) {
-        matmul_gpu_open_cache(&model->matmul);
-    }
-    if (o->memory.autotune && model->comm->size > 1) {
-        matmul_gpu_share_plans(&model->matmul, model->comm);
+    if (o->memory.autotune) {
+        matmul_gpu_open_plans(&model->matmul, model->comm);
     }
     gpu_report_open(&model->report, o->memory.device, o->memory.gpu_report != 0);
 }
 
-static void set_sizes(Model* model, const Settled* s) {
+// Opens all parts of a model whose GPU and groups are open; from a dry ledger they need not be.
+static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     const Options* o = &s->options;
-    model->whole_cfg = s->cfg;
     model->cfg = s->part;
     model->B = o->batch.size;
     model->T = o->batch.seq_len;
@@ -312,16 +276,10 @@ static void set_sizes(Model* model, const Settled* s) {
         RouterLosses{s->options.optimizer.router_balance, s->options.optimizer.router_z, 0};
     model->recompute = (RecomputeLevel)o->memory.recompute;
     model->freeze = settled_own_freeze(s);
-    model->whole_freeze = s->freeze;
     model->chunk = memory_chunk(s);
     model->autotune = o->memory.autotune;
     model->use_graph = gpu_setup_graph(s);
     model->grad_dtype = gpu_setup_gradients(s);
-}
-
-// Opens all parts of a model whose GPU and groups are open; from a dry ledger they need not be.
-static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
-    set_sizes(model, s);
     model->memory = memory;
     model->comm = comm;
     const MapOf map = settled_map(s, ZERO_LAYERS_IN_MEMORY);
@@ -346,7 +304,7 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
         open_update(model, s);
     }
     if (s->use != USE_GENERATE && !memory_is_dry(&memory)) {
-        open_device(model, &s->options);
+        open_device(model, o);
     }
 }
 
@@ -370,8 +328,8 @@ static void open_teacher(Model* model, const Settled* s) {
 
 // Opens the model with all parameters zero. After this only the first save and the timing of
 // algorithms allocate memory. From a dry ledger it allocates nothing, but tells what the model
-// would take: then it needs neither a GPU nor `comm`.
-static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
+// would take: then it needs neither a GPU nor `comm`. Returns the ledger.
+static const Memory* model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
     memset((void*)model, 0, sizeof(*model));
     if (!memory_is_dry(&memory)) {
         gpu_open(&model->gpu, s->options.memory.device);
@@ -384,28 +342,25 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
                       (size_t)model->chunk);
         open_teacher(model, s);
     }
-}
-
-static void close_training(Model* model) {
-    for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
-        step_graph_close(&model->graphs[variant]);
-    }
-    in_backward_gpu_close(&model->in_backward);
-    forward_clock_close(&model->clock);
-    gpu_report_close(&model->report);
-    attention_gpu_close(&model->attention);
-    batch_queue_close(&model->batches);
-    offload_residuals_close(&model->residuals);
-    offload_close(&model->offload);
+    return &model->memory;
 }
 
 // Closes all parts but the GPU and the groups.
 static void close_parts(Model* model) {
     // test_ranks.sh: one process gathers nothing
     zero_wait_for_parameters(&model->zero);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
+    gpu_wait(&model->gpu); // cudaFree waits, too, but undocumented
     if (model->use != USE_GENERATE) {
-        close_training(model);
+        for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
+            step_graph_close(&model->graphs[variant]);
+        }
+        in_backward_gpu_close(&model->in_backward);
+        forward_clock_close(&model->clock);
+        gpu_report_close(&model->report);
+        attention_gpu_close(&model->attention);
+        batch_queue_close(&model->batches);
+        offload_residuals_close(&model->residuals);
+        offload_close(&model->offload);
     }
     decoder_close(&model->decoder);
     matmul_gpu_close(&model->matmul);
@@ -511,11 +466,6 @@ typedef struct {
     MlpGpu mlp;
 } Block;
 
-// Returns the first token that attention sees in layer l (N); NULL: the first of the sequence.
-static const int* starts_of(const Model* model, int l, const Pass* pass) {
-    return model_window(model->cfg, l) > 0 ? model->window_starts : pass->starts;
-}
-
 static Block block_at(Model* model, int l, const Pass* pass) {
     const LayerPassGpu layer = layer_at(model, l, pass);
     return Block{
@@ -526,7 +476,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         layer.weights,
         branch_of_attention(&layer, stream_into(model, l, pass)),
         branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
-        self_attention_of(&layer, starts_of(model, l, pass), model->rope, &model->attention, &model->context),
+        self_attention_of(&layer, model->window_starts, model->rope, &model->attention, &model->context),
         mlp_of(&layer, &model->groups.experts, &model->experts)};
 }
 
@@ -552,13 +502,6 @@ static void block_forward(Block* b) {
     offload_residual(model, b->l, b->pass);
 }
 
-// Sets where attention starts in layers with a window, for a pass over a batch.
-static void set_windows(Model* model, const Pass* pass) {
-    if (model->window_starts && !pass_is_step(pass)) {
-        pass_window_starts(model->window_starts, pass, model->cfg.window, &model->gpu);
-    }
-}
-
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
 // stages than the first, encoded has the residual stream that enters. The inputs are on the GPU. A
 // pass may have no tokens: it takes its part in what ranks compute together.
@@ -568,7 +511,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     // run.
     model->matmul.settings.autotune = model->autotune && !pass->cached && pass_tokens(pass) == model->N;
     zero_begin_forward(&model->zero);
-    set_windows(model, pass);
+    pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
     if (model_has_first(cfg)) {
         const LayerPassGpu first = layer_at(model, 0, pass);
         linear_embedding(&first);
@@ -623,14 +566,6 @@ static void teacher_forward(Model* model, Batch batch) {
 static void batch_loss(Model* model, Batch batch) {
     StepResult* result = model->results.on_gpu;
     sum_losses(result->losses, &result->count, model->acts.losses, batch.B * batch.T, &model->gpu);
-}
-
-// Adds the losses of a batch of a mixture to the sum of each source, on the GPU.
-static void batch_source_losses(Model* model, Batch batch) {
-    if (batch.sources) {
-        sum_source_losses(model->results.statistics + model_statistics(model), model->sources,
-                          model->acts.losses, batch.sources, batch.B, batch.T, &model->gpu);
-    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -689,19 +624,14 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
                                        : none;
 }
 
-// Returns the gradients of a block's MLP; those of its parameters are in `d`.
-static MlpGradientsGpu mlp_gradients_at(const Block* b, const ModelGradients* d, GradientMode mode) {
-    Model* model = b->model;
-    return mlp_gradients_of(d, &b->a, mode, zero_neighbor_elements(&model->zero.plan), model->router_losses,
-                            router_statistics_of(model->results.statistics, b->l, model->cfg.E));
-}
-
 // The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
 // it. dfch (N, F).
 static void mlp_backward_at(const Block* b, const ModelGradients* d, GradientMode mode) {
     Model* model = b->model;
     const ModelActivations a = b->a;
-    const MlpGradientsGpu dmlp = mlp_gradients_at(b, d, mode);
+    const MlpGradientsGpu dmlp =
+        mlp_gradients_of(d, &a, mode, zero_neighbor_elements(&model->zero.plan), model->router_losses,
+                         router_statistics_of(model->results.statistics, b->l, model->cfg.E));
     // dresidual, and its column sums: the gradient of attprojb (C)
     const NormGradients dnorm2 = {d->ln2w, d->ln2b, mode, d->attprojb, mode, {}};
     const BranchGradientsGpu dbranch2 = {dnorm2, d->ln2postw, a.dbranch, &model->norm_scratch};
@@ -814,12 +744,15 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const ModelConfig cfg = model->cfg;
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
-    set_windows(model, &pass);
+    pass_window_starts(model->window_starts, &pass, cfg.window, &model->gpu);
     zero_wait_for_buffer(&model->zero, -1);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
         batch_loss(model, batch);
-        batch_source_losses(model, batch);
+        if (batch.sources) { // of a mixture
+            sum_source_losses(model->results.statistics + model_statistics(model), model->sources,
+                              model->acts.losses, batch.sources, batch.B, batch.T, &model->gpu);
+        }
         teaching_add(&model->results.on_gpu->divergence, &model->teaching, batch.B * batch.T);
     } else {
         last_bias_backward(model, &pass, mode);
@@ -856,70 +789,47 @@ static void stage_end(Model* model) { stage_leave(&model->stage, &model->pipelin
 // -------------------------------------------------------------------------------------------------
 // Micro-steps
 
-// True if the forward pass waits for no other rank, so that its time tells how fast this one is.
-static int micro_step_is_timed(const Model* model, Batch batch, MicroStep step) {
-    return model->comm->size > 1 && batch.B > 0 && !grid_forward_waits(&model->groups.grid) &&
-           !zero_forward_waits(&model->zero.plan, step);
-}
-
 // Starts a micro-step with its forward pass.
 static void micro_step_begin(Model* model, Batch batch, MicroStep step) {
-    const int is_timed = micro_step_is_timed(model, batch, step);
     zero_begin(&model->zero, step);
     model->linear.renews = step.number == 0;
-    if (is_timed) {
-        forward_clock_begin(&model->clock, &model->gpu);
-    }
+    forward_clock_begin(&model->clock, &model->gpu);
     model_forward(model, batch);
     teacher_forward(model, batch);
-    if (is_timed) {
-        forward_clock_end(&model->clock, &model->gpu);
-    }
-}
-
-// Backward, and without stages forward before it, up to the gradient of group 0: what a graph
-// repeats.
-static void micro_step_work(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
-                            InBackward* hook) {
-    if (!model_is_stage(model->cfg)) {
-        micro_step_begin(model, batch, step);
-    }
-    model_backward(model, batch, dloss, mode, step, hook);
-    zero_join(&model->zero, step);
+    forward_clock_end(&model->clock, &model->gpu);
 }
 
 // Forward on the batch of a micro-step. Without stages micro_step_backward does it: the two passes
-// can be one graph.
+// can be one graph. A pass that waits for no other rank is timed: it tells how fast this one is.
 static void micro_step_forward(Model* model, Batch batch, MicroStep step) {
+    const int waits = model->comm->size == 1 || grid_forward_waits(&model->groups.grid) ||
+                      zero_forward_waits(&model->zero.plan, step);
+    forward_clock_next(&model->clock, waits ? 0 : batch.B * batch.T);
     if (model_is_stage(model->cfg)) {
         micro_step_begin(model, batch, step);
     }
 }
 
 // Backward on the batch of a micro-step. Appends the loss to the results. Micro-steps of one
-// variant, with full micro-batches in all ranks (is_full), repeat as a graph.
+// variant, with full micro-batches in all ranks (is_full), repeat as a graph, up to the gradient of
+// group 0.
 static void micro_step_backward(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                                 int is_full) {
     StepGraph* graph = &model->graphs[zero_variant(&model->zero.plan, step)];
     const int adds = step.number > 0 && model->zero.plan.stage < 2;
-    const GradientMode mode = adds ? GRADIENT_ADD : GRADIENT_SET;
-    const auto work = [&] { micro_step_work(model, batch, dloss, mode, step, hook); };
-    if (model->use_graph && is_full && step_graph_is_due(graph, batch.T, batch.starts)) {
-        step_graph_launch(graph, dloss, batch.starts, work, &model->gpu);
+    const auto work = [&] {
+        if (!model_is_stage(model->cfg)) {
+            micro_step_begin(model, batch, step);
+        }
+        model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
+        zero_join(&model->zero, step);
+    };
+    if (step_graph_run(graph, model->use_graph && is_full, batch.T, batch.starts, dloss, work, &model->gpu)) {
         zero_replayed(&model->zero);
-    } else {
-        work();
-    }
-    if (micro_step_is_timed(model, batch, step)) {
-        model->clock.tokens = batch.B * batch.T; // a graph does not set it
     }
     zero_group_done<floatX>(&model->zero, model->zero.plan.groups, step); // an embedding's apart
     group_done(model, 0, step, hook);
 }
-
-// Waits for the GPU before a message: redundant, but it keeps the others' wait for the message
-// short (--timeout).
-static void wait_for_gpu(Model* model) { CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); }
 
 // Chooses the algorithms of all matmuls of a full micro-batch, with any tokens, and of an update.
 // All ranks choose together: later some have no full micro-batch, or none at all, when others have
@@ -951,7 +861,7 @@ static void choose_matmuls(Model* model) {
     linear_trained(&model->linear);
     optimizer_choose_matmuls<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
-    wait_for_gpu(model);
+    gpu_wait(&model->gpu);
     model->matmul.has_chosen = 1;
     free(tokens);
 }
@@ -966,24 +876,12 @@ static void model_square_sum(Model* model) {
     zero_square_sum<floatX>(&model->results.on_gpu->square_sum, &model->zero, spans, count, &model->norm);
 }
 
-// Sets the statistics of the routers of this part of the model, and the losses of sources.
-static void statistics_end(const Model* model, RankReport* report) {
+// Ends the gradient of an update in which this rank had `batches`: sets its losses and its square
+// sum, the statistics of its routers, the losses of sources, and the time for a token.
+static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankReport* report) {
+    double *losses = rank_report_losses(report), *all = rank_report_statistics(report);
     const double* from = model->results.statistics_on_host;
     const size_t routers = model_statistics(model);
-    if (routers > 0) {
-        memcpy(
-            router_statistics_of(rank_report_statistics(report), model->cfg.part.first_layer, model->cfg.E),
-            from, routers * sizeof(double));
-    }
-    if (report->sources > 0) {
-        memcpy(rank_report_sources(report), from + routers, report->sources * sizeof(double));
-    }
-}
-
-// Ends the gradient of an update in which this rank had `batches`: sets its losses and its
-// square sum, and the time for a token.
-static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankReport* report) {
-    double* losses = rank_report_losses(report);
     if (hook) {
         in_backward_gpu_end(&model->in_backward);
         losses[0] = hook->losses;
@@ -997,57 +895,43 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
         report->square_sum = result->square_sum;
         report->divergence = result->divergence;
     }
-    statistics_end(model, report);
+    if (routers > 0) {
+        memcpy(router_statistics_of(all, model->cfg.part.first_layer, model->cfg.E), from,
+               routers * sizeof(double));
+    }
+    if (report->sources > 0) {
+        memcpy(rank_report_sources(report), from + routers, report->sources * sizeof(double));
+    }
     report->pace_s = forward_clock_pace_s(&model->clock);
     matmul_gpu_keep_cache(&model->matmul);
     grid_groups_gpu_check(&model->groups);
 }
 
-// Computes the gradient of an update, one micro-batch after another: forward and backward on the
-// next batch_tokens. The loss of each token counts loss_scale / batch_tokens. Sets the losses
-// of the report, one for each micro-step, its square sum, work and pace. The hook, unless
-// NULL, makes the update in the backward pass.
-static void model_gradients(Model* model, Dataloader* train, int64_t batch_tokens, float loss_scale,
-                            InBackward* hook, RankReport* report) {
-    const float dloss = (float)(loss_scale / (double)batch_tokens);
-    const Group pipe = {model->groups.pipe.rank, model->groups.pipe.size, NULL, NULL};
-    MicroSteps forward = zero_micro_steps(&model->zero.plan, batch_tokens / train->T, model->B),
-               backward = forward;
-    const int64_t M = micro_steps_count(&forward);
-    PipelineAction now;
-    int64_t last = -1; // micro-step whose batch is on the GPU
-    Batch batch = {};
-    int64_t ahead = 0; // forward passes whose backward pass is still to come
+// Computes the gradient of an update, one micro-batch after another. Sets the losses of the report,
+// one for each micro-step, its square sum, work and pace. With --update-in-backward it also makes the
+// update.
+static void model_gradients(Model* model, Run* run) {
+    InBackward* hook = run_hook(run);
+    Batch batch = {}; // on the GPU
     int64_t batches = 0;
     model->clock.tokens = 0;
     step_results_clear(&model->results);
     linear_trains(&model->linear);
-    for (int64_t i = 0; pipeline_action(pipe.size, pipe.rank, M, i, &now); last = now.micro_step, i++) {
-        const int is_forward = now.pass == PIPELINE_FORWARD;
-        MicroStep step;
-        if (is_forward) {
-            batch = model_push(model, dataloader_next(train));
-        } else if (last != now.micro_step) { // else it is there
-            batch = model_push(model, dataloader_earlier(train, ahead - 1));
-        }
-        stage_begin(model, now, batch);
-        micro_steps_next(is_forward ? &forward : &backward, &step);
-        if (is_forward) {
-            in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
-            micro_step_forward(model, batch, step);
+    for (const RunTurn* turn; (turn = run_turn(run, hook)) != NULL;) {
+        batch = turn->is_other ? model_push(model, turn->batch) : batch;
+        stage_begin(model, turn->now, batch);
+        if (turn->now.pass == PIPELINE_FORWARD) {
+            micro_step_forward(model, batch, turn->step);
         } else {
-            micro_step_backward(model, batch, dloss, step, hook, train->is_full);
-            rank_report_add(report, model->whole_cfg, &model->whole_freeze, batch);
+            micro_step_backward(model, batch, turn->dloss, turn->step, hook, run->train->is_full);
             batches += model_has_last(model->cfg);
         }
-        ahead += is_forward ? 1 : -1;
-        comm_alive(model->comm);
     }
     stage_end(model);
     linear_trained(&model->linear);
     stage_join_embedding<floatX>(&model->zero, &model->pipeline);
     gpu_report_sense(&model->report);
-    gradients_end(model, hook, batches, report);
+    gradients_end(model, hook, batches, run->report);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -1086,7 +970,7 @@ static void evaluate_batch(Model* model, Batch batch, double* loss) {
     }
     if (model->comm->size > 1 || step_results_are_full(&model->results)) {
         step_results_collect(&model->results, loss + 1);
-        wait_for_gpu(model);
+        gpu_wait(&model->gpu);
     }
 }
 
@@ -1122,7 +1006,7 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
         context_gather_tokens(is_top, &model->context, model->is_top, sizes, &model->gpu);
     }
     stage_end(model);
-    wait_for_gpu(model);
+    gpu_wait(&model->gpu); // before a message: it keeps the others' wait for it short (--timeout)
 }
 
 // Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
@@ -1242,6 +1126,10 @@ static Trainer trainer_open(void) {
     t.program_name = "train_gpt2cu";
     t.program = OptionsProgram{OPTION_GPU, LLMC_VERSION};
     t.dtype = gpu_setup_dtype();
+    t.model_bytes = sizeof(Model);
+    t.ledger = memory_on_gpu;
+    t.open = model_open;
+    t.close = model_close;
     t.model = plan_of_model;
     t.plan = plan_on_gpu;
     t.memory = memory_used_on_gpu;
@@ -1295,8 +1183,7 @@ static void train(Model* model, Run* run) {
             break;
         }
         run_begin_step(run);
-        model_gradients(model, run->train, run_batch(run), run->state.loss_scale.scale, run_hook(run),
-                        run->report);
+        model_gradients(model, run);
         if (run_accepts(run, &update)) {
             model_update(model, update);
         }
@@ -1312,32 +1199,12 @@ static void train(Model* model, Run* run) {
     }
 }
 
-// One run of the program: trains a model, or generates text with it. Returns the exit status.
-static int pretrain(int argc, char** argv) {
-    Run* run = run_open(argc, argv, &trainer);
-    if (run->trains || run->generate) {
-        Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, run->settled, memory_on_gpu(), &run->comm);
-        memory_check(&model->memory, &run->plan.model.memory);
-        if (run->generate) {
-            generate_texts(run, model);
-        } else {
-            run_begin(run, model);
-            train(model, run);
-            run_end(run);
-        }
-        model_close(model);
-        free(model);
-    }
-    return run_close(run);
-}
-
 #ifndef TRAIN_GPT2_NO_MAIN
 PROCESSOR_CHECK
 
 int main(int argc, char** argv) {
     run_open_process();
     gpu_open_process();
-    return pretrain(argc, argv);
+    return run_program(argc, argv, &trainer, train);
 }
 #endif

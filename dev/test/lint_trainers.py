@@ -11,7 +11,6 @@ CPU, GPU = "train_gpt2.c", "train_gpt2.cu"
 ONLY = {
     CPU: {
         "recompute_level": "an MLP in bf16 computes GELU again",
-        "losses_done": "the GPU reads the losses with the first group",
     },
     GPU: {
         "update_micro_steps": "each micro-step moves what is offloaded",
@@ -22,8 +21,6 @@ ONLY = {
         "open_linear": "libraries have workspaces",
         "open_device": "clocks, caches and sensors need a GPU",
         "close_parts": "the teacher works on the GPU of its student",
-        "set_sizes": "more settings than those of the CPU",
-        "close_training": "graphs, streams and events",
         "parameters_at_layer": "ZeRO-3 gathers blocks into a few places",
         "gradients_at_layer": "ZeRO-2 leaves gradients in a few places",
         "stream_bytes": "residuals may be offloaded",
@@ -33,16 +30,12 @@ ONLY = {
         "bias_grad_into": "the gradient of a bias comes from another kernel",
         "offload_residual": "residuals may be offloaded",
         "fetch_residual": "residuals may be offloaded",
-        "micro_step_is_timed": "forward passes are timed by events",
         "micro_step_begin": "a micro-step may be a graph",
-        "micro_step_work": "a micro-step may be a graph",
         "last_bias_backward": "the gradient of a bias comes from another kernel",
-        "wait_for_gpu": "the GPU runs ahead of the host",
         "choose_matmuls": "cuBLASLt's algorithms are timed",
         "model_square_sum": "the host reads it with the losses",
         "save_matmuls": "a checkpoint keeps the algorithms",
         "model_statistics": "the host reads them with the losses",
-        "statistics_end": "the host reads them with the losses",
         "trainer_open": "C++17 has no designated initializers",
     },
 }

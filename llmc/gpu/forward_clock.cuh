@@ -9,12 +9,12 @@ forward_clock.cuh -- times the last forward pass of a step on the GPU: how fast 
 
 typedef struct {
     cudaEvent_t begin, end; // of the last forward pass that was timed
-    // tokens of that pass, set by the caller; 0: none was timed in this step
-    int tokens;
+    int tokens;             // of that pass; 0: none was timed in this step
+    int runs;               // the next pass is timed
 } ForwardClock;
 
 static inline void forward_clock_open(ForwardClock* clock) {
-    clock->tokens = 0;
+    clock->tokens = clock->runs = 0;
     CUDA_CHECK(cudaEventCreate(&clock->begin));
     CUDA_CHECK(cudaEventCreate(&clock->end));
 }
@@ -24,6 +24,12 @@ static inline void forward_clock_close(ForwardClock* clock) {
     CUDA_CHECK(cudaEventDestroy(clock->begin));
 }
 
+// Before each forward pass, even one that a graph makes: says its tokens; 0: it is not timed.
+static inline void forward_clock_next(ForwardClock* clock, int tokens) {
+    clock->runs = tokens > 0;
+    clock->tokens = tokens > 0 ? tokens : clock->tokens;
+}
+
 // Records an event; a graph records it at every launch.
 static inline void forward_clock_record_(cudaEvent_t event, const Gpu* gpu) {
     const int is_captured = graph_is_capturing(gpu->stream);
@@ -31,12 +37,16 @@ static inline void forward_clock_record_(cudaEvent_t event, const Gpu* gpu) {
                                         is_captured ? cudaEventRecordExternal : cudaEventRecordDefault));
 }
 
-// Record the start and end of a forward pass.
+// Record the start and end of a forward pass, if it is timed.
 static inline void forward_clock_begin(ForwardClock* clock, const Gpu* gpu) {
-    forward_clock_record_(clock->begin, gpu);
+    if (clock->runs) {
+        forward_clock_record_(clock->begin, gpu);
+    }
 }
 static inline void forward_clock_end(ForwardClock* clock, const Gpu* gpu) {
-    forward_clock_record_(clock->end, gpu);
+    if (clock->runs) {
+        forward_clock_record_(clock->end, gpu);
+    }
 }
 
 // Returns the time per token; 0 if unknown. The GPU must have finished.

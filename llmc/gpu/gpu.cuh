@@ -251,6 +251,9 @@ static inline void gpu_copy(void* to, const void* from, size_t bytes, const Gpu*
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
 }
 
+// Waits for all work so far.
+static inline void gpu_wait(const Gpu* gpu) { CUDA_CHECK(cudaStreamSynchronize(gpu->stream)); }
+
 // ---- launching ----
 
 #ifdef __CUDACC__

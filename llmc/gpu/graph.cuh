@@ -50,7 +50,7 @@ static inline void step_graph_close(StepGraph* g) {
 
 // Counts the micro-step, with sequences of T tokens. Returns whether to make it as a graph this
 // time: it was made before.
-static inline int step_graph_is_due(StepGraph* g, int T, const int* starts) {
+static inline int step_graph_is_due_(StepGraph* g, int T, const int* starts) {
     if (g->T != T) {
         step_graph_close(g);
         *g = StepGraph{T, {0, 0}, 0, NULL, NULL};
@@ -58,11 +58,16 @@ static inline int step_graph_is_due(StepGraph* g, int T, const int* starts) {
     return g->times[starts != NULL]++ > 0;
 }
 
-// Launches the graph of `work` for these arguments. Captures it first, unless the last capture had
-// the same.
+// Does the work of a micro-step with sequences of T tokens: as a graph from the second time on, if it
+// `may_repeat`. Captures the graph, unless the last capture had the same arguments. Returns true if
+// a graph has done the work.
 template <class Work>
-static inline void step_graph_launch(StepGraph* g, float dloss, const int* starts, Work work,
-                                     const Gpu* gpu) {
+static inline int step_graph_run(StepGraph* g, int may_repeat, int T, const int* starts, float dloss,
+                                 Work work, const Gpu* gpu) {
+    if (!may_repeat || !step_graph_is_due_(g, T, starts)) {
+        work();
+        return 0;
+    }
     if (!g->graph || g->dloss != dloss || g->starts != starts) {
         graph_capture_begin(gpu);
         work();
@@ -73,6 +78,7 @@ static inline void step_graph_launch(StepGraph* g, float dloss, const int* start
         g->starts = starts;
     }
     CUDA_CHECK(cudaGraphLaunch(g->graph, gpu->stream));
+    return 1;
 }
 
 #endif

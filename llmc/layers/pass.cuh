@@ -18,9 +18,10 @@ __global__ void pass_window_starts_kernel(int* starts, const int* of_documents, 
     }
 }
 
-// Sets the first token that attention sees through a window of the last `window` tokens.
+// Sets the first token that attention sees through a window of the last `window` tokens. A step of
+// decoding needs none, nor does a model without windows (NULL).
 static inline void pass_window_starts(int* starts, const Pass* pass, int window, const Gpu* gpu) {
-    const int threads = 256, W = pass_length(pass), N = pass->B * W;
+    const int threads = 256, W = pass_length(pass), N = starts && !pass_is_step(pass) ? pass->B * W : 0;
     launch(pass_window_starts_kernel, ceil_div(N, threads), threads, 0, gpu, starts, pass->starts, N, W,
            window);
 }

@@ -54,6 +54,9 @@ static inline Pass pass_of_batch(Batch batch, const ModelActivations* acts, cons
 
 static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }
 
+// Returns true for a step of decoding: row r is a token of sequence r.
+static inline int pass_is_step(const Pass* pass) { return pass->cached && pass->positions.given; }
+
 // Returns which tokens of a pass count in sums.
 static inline Counted pass_counted(const Pass* pass) {
     const Counted counted = {pass->lengths, pass->starts, pass->targets_per_token, pass->positions.chunks};
@@ -73,15 +76,12 @@ HOST_DEVICE int pass_window_start(int t, int start, int window) {
 }
 
 // Sets the first token that attention sees in layers with a window, for each token of the sequences
-// of a pass.
+// of a pass. A step of decoding needs none, nor does a model without windows (NULL).
 static inline void pass_window_starts_cpu(int* starts, const Pass* pass, int window) {
-    const int W = pass_length(pass);
-    for (int n = 0; n < pass->B * W; n++) {
+    const int W = pass_length(pass), N = starts && !pass_is_step(pass) ? pass->B * W : 0;
+    for (int n = 0; n < N; n++) {
         starts[n] = pass_window_start(n % W, pass->starts ? pass->starts[n] : 0, window);
     }
 }
-
-// Returns true for a step of decoding: row r is a token of sequence r.
-static inline int pass_is_step(const Pass* pass) { return pass->cached && pass->positions.given; }
 
 #endif

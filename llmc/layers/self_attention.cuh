@@ -54,8 +54,8 @@ typedef struct {
     const ContextParallelGpu<floatX>* context;
 } SelfAttentionGpu;
 
-// Returns the attention of a layer. If it has a window, `starts` are the starts of the windows.
-static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* starts, Rope rope,
+// Returns the attention of a layer; `window_starts` are for layers with a window.
+static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* window_starts, Rope rope,
                                                  AttentionGpu* attention,
                                                  const ContextParallelGpu<floatX>* context) {
     const ModelConfig cfg = of->cfg;
@@ -64,7 +64,7 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
     const Pass* pass = of->pass;
     SelfAttentionGpu layer;
     layer.sizes = attention_config_chunks(cfg, pass->B, pass->T, pass->positions.chunks);
-    layer.starts = starts;
+    layer.starts = model_window(cfg, of->l) > 0 ? window_starts : pass->starts;
     layer.window = model_window(cfg, of->l);
     layer.weight = of->weights.qkv;
     layer.proj = of->weights.attproj;

@@ -96,8 +96,8 @@ typedef struct {
     Attention* attention;
 } SelfAttention;
 
-// Returns the attention of a layer. If it has a window, `starts` are the starts of the windows.
-static inline SelfAttention self_attention_of(const LayerPass* layer, const int* starts,
+// Returns the attention of a layer; `window_starts` are for layers with a window.
+static inline SelfAttention self_attention_of(const LayerPass* layer, const int* window_starts,
                                               Attention* attention) {
     const ModelConfig cfg = layer->cfg;
     const ModelActivations* a = &layer->a;
@@ -106,7 +106,7 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
     const AttentionSizes sizes = attention_config_chunks(cfg, pass->B, pass->T, pass->positions.chunks);
     const int* positions = pass_is_step(pass) ? pass->positions.given : NULL;
     return (SelfAttention){.sizes = sizes,
-                           .starts = starts,
+                           .starts = model_window(cfg, layer->l) > 0 ? window_starts : pass->starts,
                            .window = model_window(cfg, layer->l),
                            .weight = layer->weights.qkv,
                            .proj = layer->weights.attproj,

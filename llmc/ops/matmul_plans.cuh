@@ -17,7 +17,7 @@ attention has such a race as well (attention_race.cuh). The bits of the ways dif
 also keep the way. If a sum is split, its parts are added in fp32 in a separate step, never in place
 or in 16 bits.
 
-With several ranks, rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would give
+With several ranks, rank 0 chooses for all (matmul_gpu_open_plans): other algorithms would give
 other bits, and the others would wait for the slowest. A matmul that is tuned for the first time is
 then a collective call: all ranks make it, in the same order.
 
@@ -302,12 +302,17 @@ static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
     ctx->cache_is_old = 0;
 }
 
-// Lets rank 0 choose tuned algorithms for all ranks from now on. Collective: all must have the same
-// GPU and library.
-static inline void matmul_gpu_share_plans(MatmulGpu* ctx, Comm* comm) {
-    comm_agree(comm, "what algorithms of matmuls depend on (--autotune off: each has its own)",
-               xxh64(ctx->machine, strlen(ctx->machine)), ctx->machine);
-    ctx->comm = comm;
+// Lets rank 0, with its machine's cache, choose tuned algorithms for all ranks from now on.
+// Collective: all must have the same GPU and library.
+static inline void matmul_gpu_open_plans(MatmulGpu* ctx, Comm* comm) {
+    if (comm->rank == 0) {
+        matmul_gpu_open_cache(ctx);
+    }
+    if (comm->size > 1) {
+        comm_agree(comm, "what algorithms of matmuls depend on (--autotune off: each has its own)",
+                   xxh64(ctx->machine, strlen(ctx->machine)), ctx->machine);
+        ctx->comm = comm;
+    }
 }
 
 // Adopts the choices of a checkpoint's run; call it before the first matmul. Returns 0 with the

@@ -33,6 +33,8 @@ are collective.
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/model.h"
+#include "llmc/parallel/micro_steps.h"
+#include "llmc/parallel/pipeline.h"
 #include "llmc/run/trainer.h"
 
 #ifdef __cplusplus
@@ -50,6 +52,18 @@ typedef struct {
     char reason[96];   // reason if it is not made, or not completely
     char* where;       // data of a skipped update; NULL: not skipped
 } RunVerdict;
+
+// A pass over a micro-batch that a rank makes for the gradient of an update.
+typedef struct {
+    PipelineAction now; // forward or backward
+    MicroStep step;
+    Batch batch;  // may be empty
+    int is_other; // true if the turn before had another batch
+    float dloss;  // gradient of each token's loss
+    // the turns so far; forward passes whose backward pass is still to come; the steps to come
+    int64_t count, ahead;
+    MicroSteps forward, backward;
+} RunTurn;
 
 typedef struct Generate Generate; // generate.h
 
@@ -104,6 +118,7 @@ typedef struct {
     LrSweep sweep;       // of --find-lr
 
     // the current step, or the last one
+    RunTurn turn;
     InBackward in_backward; // --update-in-backward
     RunVerdict verdict;
     double begin_s, step_s, waited_s; // its start and its time; time the loader waited before it
@@ -182,6 +197,11 @@ void run_begin_step(Run* run);
 // none.
 InBackward* run_hook(Run* run);
 
+// Returns this rank's next turn in the gradient of the update, with its work in the report; NULL
+// after the last one. Turns are forward and backward passes, of a stage in the order of pipeline.h.
+// The loss of each token counts loss_scale / tokens of the update. The hook may be NULL.
+const RunTurn* run_turn(Run* run, InBackward* hook);
+
 // Adds up the reports of all ranks, and judges the gradient: learning rate, clipping, overflow,
 // outliers. Sets *update. Returns true if the update should be made.
 int run_accepts(Run* run, Update* update);
@@ -220,7 +240,6 @@ void run_roll_back(Run* run);
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/grid.h"
-#include "llmc/parallel/micro_steps.h"
 #include "llmc/run/parameters_agree.h"
 
 enum { RUN_BAD_DATA_ = 4 }; // a data file has changed; a flag beyond those of session_next
@@ -255,10 +274,13 @@ typedef struct {
     double wait_s; // time of the rank that waited longest for data
 } RunUpdate_;
 
+static MicroSteps run_all_micro_steps_(const Run* run, int64_t sequences) {
+    return micro_steps(sequences, run->settled->options.batch.size, run->settled->ranks.grid.shape.data);
+}
+
 // Returns the number of micro-steps of an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences) {
-    const MicroSteps steps =
-        micro_steps(sequences, run->settled->options.batch.size, run->settled->ranks.grid.shape.data);
+    const MicroSteps steps = run_all_micro_steps_(run, sequences);
     return micro_steps_count(&steps);
 }
 
@@ -572,7 +594,35 @@ void run_begin_step(Run* run) {
     run->waited_s = run->train->wait_s;
     rank_report_open(run->report, run->settled, micro_steps);
     run->report->agreement = run->agreement;
+    run->turn = (RunTurn){.dloss = (float)(run->state.loss_scale.scale / (double)run_batch(run)),
+                          .forward = run_all_micro_steps_(run, sequences),
+                          .backward = run_all_micro_steps_(run, sequences)};
     comm_progress(&run->comm, COMM_DATA, run->state.step, "the gradient of an update");
+}
+
+const RunTurn* run_turn(Run* run, InBackward* hook) {
+    RunTurn* turn = &run->turn;
+    const Settled* s = run->settled;
+    const Grid* grid = &s->ranks.grid;
+    const int64_t before = turn->count > 0 ? turn->now.micro_step : -1,
+                  micro_steps = run_micro_steps(run, run_batch(run) / s->options.batch.seq_len);
+    comm_alive(&run->comm);
+    if (!pipeline_action(grid->shape.pipeline, grid->stage, micro_steps, turn->count++, &turn->now)) {
+        return NULL;
+    }
+    turn->is_other = turn->now.micro_step != before;
+    if (turn->now.pass == PIPELINE_FORWARD) {
+        turn->batch = dataloader_next(run->train);
+        turn->ahead++;
+        micro_steps_next(&turn->forward, &turn->step);
+        in_backward_batch(hook, turn->batch.counted, dataloader_error(run->train) != NULL);
+    } else {
+        turn->batch = dataloader_earlier(run->train, turn->ahead - 1);
+        turn->ahead--;
+        micro_steps_next(&turn->backward, &turn->step);
+        rank_report_add(run->report, s, turn->batch);
+    }
+    return turn;
 }
 
 InBackward* run_hook(Run* run) {

@@ -1,6 +1,7 @@
 /*
 start.h -- a run, from the command line to the training loop, and from the loop to the exit status.
 
+    run_program   all of this, and generation
     run_open      options, data, sizes of the model; --print-config, --plan, --report
     run_begin     loaders, generator, checkpoints; initial weights, or a checkpoint
     (the loop)    run.h
@@ -36,6 +37,10 @@ void run_end(Run* run);
 
 // Returns the exit status of the program.
 int run_close(Run* run);
+
+// Runs the program once: trains a model in the loop, `train`, or generates text with it. Returns the
+// exit status.
+int run_program(int argc, char** argv, const Trainer* trainer, void (*train)(Model* model, Run* run));
 
 #ifdef __cplusplus
 }
@@ -772,6 +777,25 @@ int run_close(Run* run) {
         signals_end_now();
     }
     return status;
+}
+
+int run_program(int argc, char** argv, const Trainer* trainer, void (*train)(Model* model, Run* run)) {
+    Run* run = run_open(argc, argv, trainer);
+    if (run->trains || run->generate) {
+        Model* model = (Model*)check_alloc(1, trainer->model_bytes, "model");
+        const Memory* taken = trainer->open(model, run->settled, trainer->ledger(), &run->comm);
+        memory_check(taken, &run->plan.model.memory);
+        if (run->generate) {
+            generate_texts(run, model);
+        } else {
+            run_begin(run, model);
+            train(model, run);
+            run_end(run);
+        }
+        trainer->close(model);
+        free(model);
+    }
+    return run_close(run);
 }
 
 #endif // START_IMPLEMENTATION

@@ -74,9 +74,9 @@ static inline double* rank_report_losses(RankReport* report) {
 }
 
 // Adds the operations and targets of a micro-batch.
-static inline void rank_report_add(RankReport* report, ModelConfig cfg, const Freeze* freeze, Batch batch) {
+static inline void rank_report_add(RankReport* report, const Settled* s, Batch batch) {
     double* counted = rank_report_sources(report) + report->sources;
-    report->flops += freeze_flops_per_token(freeze, cfg, batch_length(batch)) * batch.B * batch.T;
+    report->flops += freeze_flops_per_token(&s->freeze, s->cfg, batch_length(batch)) * batch.B * batch.T;
     report->counted += batch.counted;
     for (size_t i = 0; i < report->sources && batch.B > 0; i++) {
         counted[i] += batch.counted_of_source[i];
@@ -100,6 +100,12 @@ typedef struct {
     OptionsProgram program;   // its version, and the kind of options it has
     SafeTensorsDtype dtype;   // type of the parameters in memory
 
+    size_t model_bytes;     // sizeof(Model)
+    Memory (*ledger)(void); // the empty ledger of a model that is used
+    // Opens the model with all parameters zero; with a dry ledger, which only counts, without a `comm`.
+    // Returns its ledger.
+    const Memory* (*open)(Model* model, const Settled* s, Memory memory, Comm* comm);
+    void (*close)(Model* model);
     PlanModel model; // opens the model with a dry ledger
     // Returns the settings with everything that depends on the device decided, prints the reasons,
     // and sets *plan. Allocates nothing; a plan for another machine needs no device. Collective,

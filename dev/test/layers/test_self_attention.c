@@ -53,8 +53,7 @@ static SelfAttention attention_of(Layer* layer, const Pass* pass) {
     if (layer->cfg.window > 0) {
         pass_window_starts_cpu(layer->window_starts, pass, layer->cfg.window);
     }
-    return self_attention_of(&of, layer->cfg.window > 0 ? layer->window_starts : pass->starts,
-                             &layer->attention);
+    return self_attention_of(&of, layer->window_starts, &layer->attention);
 }
 
 // The reference of the layer, in double.
