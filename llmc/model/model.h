@@ -148,6 +148,7 @@ typedef struct {
     uint8_t windows[(MODEL_MAX_LAYERS + 7) / 8]; // bit l: layer l has the window
     float norm_eps;                              // 0: 1e-5
     float softcap;                               // 0: none
+    float attention_scale, attention_softcap;    // of scores; 0: 1 / sqrt(HS); none
     float rope_base;                             // 0: 10000
     int rope_dims;                               // channels of a head that turn; 0: all
     RopeScaling scaling;
