@@ -159,9 +159,7 @@ static float distill_divergence_(const float* z, float shift, const float* y, Di
     return total;
 }
 
-static float distill_slope_(float y, float softcap) {
-    return softcap > 0 ? softcap_slope(y / softcap) : 1;
-}
+static float distill_slope_(float y, float softcap) { return softcap > 0 ? softcap_slope(y / softcap) : 1; }
 
 static float distill_dy_(float y, DistillRow_ r) {
     return r.of_p * expf(y - r.lse) + r.of_pt * expf(y * r.over_t + r.shift);

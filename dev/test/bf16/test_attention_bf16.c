@@ -79,8 +79,7 @@ static void bound_query(const Run* r, Bounds bounds, const double* lse, const do
                 scores += fabs((double)q[d] * k[d]);
                 dp += (double)dout[d] * v[d];
             }
-            const double root = sizes.root, cap = sizes.cap,
-                         y = cap > 0 ? tanh(score / root / cap) : 0,
+            const double root = sizes.root, cap = sizes.cap, y = cap > 0 ? tanh(score / root / cap) : 0,
                          p = exp((cap > 0 ? cap * y : score / root) - lse[t]);
             const double ds = (fabs(p * (dp - delta)) + p * deltas) / root * (1 - y * y);
             bounds.lse[t] += pass == 0 ? p * (scores / root + 4 * cap) : 0;

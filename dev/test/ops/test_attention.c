@@ -66,10 +66,9 @@ static void check_sizes(AttentionSizes s, const int* starts, float spread) {
     const double* wide = ops_widen(qkv, qkvs(s));
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s));
     ref_attention_forward(out, lse, wide, starts, ref_heads(s));
-    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, starts,
-                           ref_heads(s));
-    EXPECT_NEAR(ops_error(r.out, out, NULL, outs(s)), 0, limit(s.HS, spread, s.cap), "out of %d x %d x %d/%d x %d",
-                s.B, s.T, s.NH, s.KV, s.HS);
+    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, starts, ref_heads(s));
+    EXPECT_NEAR(ops_error(r.out, out, NULL, outs(s)), 0, limit(s.HS, spread, s.cap),
+                "out of %d x %d x %d/%d x %d", s.B, s.T, s.NH, s.KV, s.HS);
     double *lse_sizes = ops_doubles(lses(s)), largest = 0;
     for (size_t i = 0; i < lses(s); i++) {
         largest = fmax(largest, fabs(lse[i]));
@@ -77,8 +76,8 @@ static void check_sizes(AttentionSizes s, const int* starts, float spread) {
     for (size_t i = 0; i < lses(s); i++) {
         lse_sizes[i] = largest + s.cap;
     }
-    EXPECT_NEAR(ops_error(r.lse, lse, lse_sizes, lses(s)), 0, limit(s.HS, s.cap > 0 ? spread : 1, 0), "lse of %d x %d x %d/%d x %d", s.B,
-                s.T, s.NH, s.KV, s.HS);
+    EXPECT_NEAR(ops_error(r.lse, lse, lse_sizes, lses(s)), 0, limit(s.HS, s.cap > 0 ? spread : 1, 0),
+                "lse of %d x %d x %d/%d x %d", s.B, s.T, s.NH, s.KV, s.HS);
     EXPECT_NEAR(ops_error(r.dqkv, dqkv, NULL, qkvs(s)), 0, limit(s.HS, spread, s.cap),
                 "dqkv of %d x %d x %d/%d x %d", s.B, s.T, s.NH, s.KV, s.HS);
     ops_close("sizes");
@@ -288,7 +287,8 @@ TEST(caps) {
 // divide 2 groups, and 8 do so even with 4 heads of GPT-2.
 TEST(divided) {
     const AttentionSizes sizes[] = {attention_sizes(1, 300, 4, 2, 12), attention_sizes(2, 250, 6, 1, 33),
-                                    capped(attention_sizes(1, 97, 4, 4, 16), 1), attention_sizes(1, 31, 4, 1, 8)};
+                                    capped(attention_sizes(1, 97, 4, 4, 16), 1),
+                                    attention_sizes(1, 31, 4, 1, 8)};
     const int threads[] = {1, 3, 8};
     EXPECT(attention_backward_divides(2, 3) && attention_backward_divides(4, 8), "not divided");
     for (int i = 0; i < 8; i++) {
@@ -335,7 +335,8 @@ TEST(ranks) {
               threads[] = {1, 8};
     for (int i = 0; i < 36; i++) {
         const int ranks = among[i % 3], T = 2 * ranks * chunk[i / 6], B = 1 + i % 2;
-        const AttentionSizes plain = attention_sizes(B, T, 2, 2, 12), group = capped(attention_sizes(B, T, 6, 2, 8), i % 2 ? 2 : 0);
+        const AttentionSizes plain = attention_sizes(B, T, 2, 2, 12),
+                             group = capped(attention_sizes(B, T, 6, 2, 8), i % 2 ? 2 : 0);
         threads_set(threads[i / 3 % 2]);
         check_among(ranks, plain, NULL);
         check_among(ranks, group, documents(B, T, T / 3 + 1));
