@@ -219,6 +219,8 @@ static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, c
 typedef struct {
     size_t B, T, NH, KV, HS;
     size_t window; // of attention
+    Real scale;    // of scores; 0: 1 / sqrt(HS)
+    Real cap;      // of scores; 0: none
 } RefHeads;
 
 typedef struct {
@@ -368,11 +370,12 @@ static inline void ref_rope_backward(Real* dinp, const Real* dout, const Real* f
 // Causal multi-head attention: Vaswani et al., 2017; backward from lse: Dao et al., 2022; with keys
 // and values for groups of NH / KV queries: Ainslie et al., 2023
 //
-//     score[t][u] = q[t] . k[u] / sqrt(HS)           start[t] <= u <= t and t - u < window
+//     score[t][u] = scale q[t] . k[u]                start[t] <= u <= t and t - u < window
+//                   or cap tanh(scale q[t] . k[u] / cap): Gemma 2, 2024
 //     lse[t]      = log(sum_u exp(score[t][u]))      p[t][u] = exp(score[t][u] - lse[t])
 //     out[t]      = sum_u p[t][u] v[u]
 //
-//     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) / sqrt(HS)
+//     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) scale (1 - (score[t][u] / cap)^2)
 //     dq[t] = sum_u ds[t][u] k[u]    dk[u] = sum_t ds[t][u] q[t]    dv[u] = sum_t p[t][u] dout[t]
 //
 // qkv (B, T, QKV); query head h reads key and value head h / (NH / KV)
@@ -388,8 +391,17 @@ static inline Real ref_dot_(const Real* x, const Real* y, size_t n) {
     return sum;
 }
 
-static inline Real ref_score_(const Real* q, const Real* k, size_t HS) {
-    return ref_dot_(q, k, HS) / sqrt(HS);
+static inline Real ref_scale_(RefHeads heads) { return heads.scale > 0 ? heads.scale : 1 / sqrt(heads.HS); }
+
+static inline Real ref_score_(const Real* q, const Real* k, RefHeads heads) {
+    const Real score = ref_scale_(heads) * ref_dot_(q, k, heads.HS);
+    return heads.cap > 0 ? heads.cap * tanh(score / heads.cap) : score;
+}
+
+// Returns the derivative of a score by q . k.
+static inline Real ref_score_slope_(Real score, RefHeads heads) {
+    const Real y = heads.cap > 0 ? score / heads.cap : 0;
+    return ref_scale_(heads) * (1 - y * y);
 }
 
 // A query: token t of head h of sequence b, its places in qkv and out, and the keys that it sees.
@@ -421,17 +433,17 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
         Real* o = out + at.out;
         Real max = -INFINITY, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
         for (size_t u = at.start; u <= at.t; u++) {
-            max = fmax(max, ref_score_(q, k + u * at.row, HS));
+            max = fmax(max, ref_score_(q, k + u * at.row, heads));
         }
         for (size_t u = at.start; u <= at.t; u++) {
-            sum += exp(ref_score_(q, k + u * at.row, HS) - max);
+            sum += exp(ref_score_(q, k + u * at.row, heads) - max);
         }
         lse[i] = max + log(sum);
         for (size_t d = 0; d < HS; d++) {
             o[d] = 0;
         }
         for (size_t u = at.start; u <= at.t; u++) {
-            const Real p = exp(ref_score_(q, k + u * at.row, HS) - lse[i]);
+            const Real p = exp(ref_score_(q, k + u * at.row, heads) - lse[i]);
             for (size_t d = 0; d < HS; d++) {
                 o[d] += p * v[u * at.row + d];
             }
@@ -450,8 +462,8 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
         const Real average = ref_dot_(d_o, o, HS); // average of d_o . v, weighted by p
         for (size_t u = at.start; u <= at.t; u++) {
             const size_t row = u * at.row;
-            const Real p = exp(ref_score_(q, k + row, HS) - lse[i]);
-            const Real ds = p * (ref_dot_(d_o, v + row, HS) - average) / sqrt(HS);
+            const Real score = ref_score_(q, k + row, heads), p = exp(score - lse[i]);
+            const Real ds = p * (ref_dot_(d_o, v + row, HS) - average) * ref_score_slope_(score, heads);
             for (size_t d = 0; d < HS; d++) {
                 dq[d] += ds * k[row + d];
                 dk[row + d] += ds * q[d];

@@ -259,7 +259,14 @@ static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, 
 // Return the heads of layer l, and the norms of its queries and keys.
 static inline RefHeads ref_heads_(const RefModel* m, int l) {
     const RefSizes s = m->sizes;
-    return (RefHeads){s.B, s.T, s.NH, s.KV, s.HS, (size_t)model_window(m->cfg, l)};
+    return (RefHeads){s.B,
+                      s.T,
+                      s.NH,
+                      s.KV,
+                      s.HS,
+                      (size_t)model_window(m->cfg, l),
+                      m->cfg.attention_scale,
+                      m->cfg.attention_softcap};
 }
 static inline RefHeadNorm ref_head_norm_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
     return (RefHeadNorm){m->sizes.kinds->heads, p->qnormw, p->knormw, a->qk_rstd, m->eps,

@@ -66,6 +66,7 @@ typedef struct {
     int is_tied;
     float base;    // rope_theta
     double turned; // partial_rotary_factor
+    float query_scalar; // scores are divided by its root; 0: the family has a scale of its own
     HfRope_ rope, old_rope;
     int has_windows, full_layers; // use_sliding_window, max_window_layers
     int num_layer_types;
@@ -148,6 +149,9 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_SWITCHED, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
     {FAMILY_SWITCHED, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
     {FAMILY_CAPPED, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
+    {FAMILY_GEMMA2, "attn_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.attention_softcap)},
+    {FAMILY_GEMMA2, "query_pre_attn_scalar", HF_POSITIVE_, HF_MEMBER_(query_scalar)},
+    {FAMILY_GRANITE, "attention_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.attention_scale)},
     {FAMILY_GRANITE, "embedding_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.embedding_factor)},
     {FAMILY_GRANITE, "residual_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.residual_factor)},
     {FAMILY_GRANITE, "logits_scaling", HF_POSITIVE_, HF_MEMBER_(cfg.logits_divisor)},
@@ -178,9 +182,9 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE & ~FAMILY_CAPPED, "final_logit_softcapping", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_BIASES, "attention_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "mlp_bias", HF_FALSE_, 0},
-    {FAMILY_ROPE, "attn_logit_softcapping", HF_UNUSED_, 0},
-    {FAMILY_ROPE, "query_pre_attn_scalar", HF_UNUSED_, 0},
-    {FAMILY_ROPE, "attention_multiplier", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GEMMA2, "attn_logit_softcapping", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GEMMA2, "query_pre_attn_scalar", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GRANITE, "attention_multiplier", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_GRANITE, "embedding_multiplier", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_GRANITE, "residual_multiplier", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_GRANITE, "logits_scaling", HF_UNUSED_, 0},
@@ -494,14 +498,15 @@ static int hf_config_windows_(HfConfig_* config, const char* path, char* error) 
     ModelConfig* cfg = &config->cfg;
     const WindowsKind kind = model_architecture(cfg->arch)->windows;
     const int W = config->has_windows ? cfg->window : 0;
-    const int has_types = config->num_layer_types > 0;
+    const int has_types = config->num_layer_types > 0, every = hf_families[cfg->arch].full_every;
     int any = 0;
     if (has_types && config->num_layer_types != cfg->L) {
         return error_set(error, path, "layer_types has %d layers, wanted %d", config->num_layer_types,
                          cfg->L);
     }
     for (int l = 0; l < cfg->L; l++) {
-        const int by_size = W > 0 && (kind == WINDOWS_ALL || l >= config->full_layers);
+        const int by_pattern = every > 0 ? (l + 1) % every != 0 : l >= config->full_layers,
+                  by_size = W > 0 && (kind == WINDOWS_ALL || by_pattern);
         const int slides = has_types ? config->slides[l] : by_size;
         if (has_types && (kind == WINDOWS_ANY ? slides && W == 0 : slides != by_size)) {
             return error_set(error, path, "layer %d is %s in layer_types, but %s", l,
@@ -635,6 +640,9 @@ static void hf_config_default_(HfConfig_* config) {
     config->cfg.HS = family->HS;
     config->cfg.window = family->window;
     config->cfg.softcap = family->softcap;
+    config->cfg.attention_softcap = family->attention_softcap;
+    config->query_scalar = family->query_scalar;
+    config->cfg.attention_scale = family->attention_scale;
     config->cfg.E = family->E;
     config->cfg.E_used = family->E_used;
     config->is_tied = family->is_tied;
@@ -691,6 +699,7 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     }
     cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
     cfg->has_head = !config->is_tied;
+    cfg->attention_scale = config->query_scalar > 0 ? 1 / sqrtf(config->query_scalar) : cfg->attention_scale;
     if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
         return error_set(text->error, text->path, "no %s", hf_families[cfg->arch].hidden);
     }

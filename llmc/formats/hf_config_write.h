@@ -28,6 +28,7 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 #ifdef HF_CONFIG_WRITE_IMPLEMENTATION
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +87,12 @@ static HfNumber_ hf_part_(int dims, int HS) {
         snprintf(number.text, sizeof(number.text), "%.*f", digits, (double)dims / HS);
     } while (digits++ < 20 && (int)(HS * strtod(number.text, NULL)) != dims);
     return number;
+}
+
+// Returns the number whose root divides scores, a whole one if the scale allows it.
+static float hf_query_scalar_(float scale) {
+    const float exact = 1 / (scale * scale), whole = roundf(exact);
+    return 1 / sqrtf(whole) == scale ? whole : exact;
 }
 
 static void hf_write_gpt2_(FILE* file, ModelConfig cfg) {
@@ -182,6 +189,19 @@ static void hf_write_experts_(FILE* file, ModelConfig cfg) {
     }
 }
 
+// Writes how scores are scaled and capped.
+static void hf_write_scores_(FILE* file, ModelConfig cfg) {
+    const HfFamily* family = &hf_families[cfg.arch];
+    const float scale = cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg));
+    if (family->query_scalar > 0) {
+        fprintf(file, "  \"query_pre_attn_scalar\": %s,\n  \"attn_logit_softcapping\": %s,\n",
+                hf_number_(hf_query_scalar_(scale)).text,
+                cfg.attention_softcap > 0 ? hf_number_(cfg.attention_softcap).text : "null");
+    } else if (family->attention_scale > 0) {
+        fprintf(file, "  \"attention_multiplier\": %s,\n", hf_number_(scale).text);
+    }
+}
+
 // Writes the keys that the families with rotary positions have in common.
 static void hf_write_common_(FILE* file, ModelConfig cfg) {
     fprintf(file,
@@ -198,6 +218,7 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
         fprintf(file, "  \"final_logit_softcapping\": %s,\n",
                 cfg.softcap > 0 ? hf_number_(cfg.softcap).text : "null");
     }
+    hf_write_scores_(file, cfg);
     if (FAMILY_GRANITE >> cfg.arch & 1) {
         fprintf(file,
                 "  \"embedding_multiplier\": %s,\n  \"residual_multiplier\": %s,\n  \"logits_scaling\": %s,\n",

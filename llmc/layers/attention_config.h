@@ -10,7 +10,10 @@ attention_config.h -- attention of a model: its sizes, and the settings of its r
 #include "llmc/ops/rope.h"
 
 static inline AttentionSizes attention_config_sizes(ModelConfig cfg, int B, int T) {
-    return attention_sizes(B, T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
+    AttentionSizes sizes = attention_sizes(B, T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
+    sizes.root = cfg.attention_scale > 0 ? 1.0f / cfg.attention_scale : sizes.root;
+    sizes.cap = cfg.attention_softcap;
+    return sizes;
 }
 
 // Returns the sizes for a rank's T tokens of each sequence.

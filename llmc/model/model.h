@@ -160,6 +160,7 @@ typedef struct {
     float softcap;                               // 0: none
     float embedding_factor, residual_factor;     // of embeddings, of what a branch adds; 0: 1
     float logits_divisor;                        // 0: 1
+    float attention_scale, attention_softcap;    // of scores; 0: 1 / sqrt(HS); none
     float rope_base;                             // 0: 10000
     int rope_dims;                               // channels of a head that turn; 0: all
     RopeScaling scaling;

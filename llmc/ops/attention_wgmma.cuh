@@ -52,14 +52,15 @@ typedef AttentionForwardTiles_<128, 128, 2, 2, 1, 40, 232, 0> AttentionForward12
 
 enum { ATTENTION_LONG = 2048 }; // keys from which larger tiles are used
 
-// Returns the number of tilings of a pass.
+// Returns the number of tilings of a pass. With a cap there is one for each width.
 static inline int attention_wgmma_tilings(AttentionSizes sizes, int is_backward) {
-    return is_backward ? (sizes.HS > 64 ? 1 : 2) : sizes.HS > 64 ? 2 : 3;
+    const int of_64 = is_backward ? 2 : 3, of_128 = is_backward ? 1 : 2;
+    return sizes.cap > 0 ? 1 : sizes.HS > 64 ? of_128 : of_64;
 }
 
 // Returns the tiling for these sizes, which is used unless another one won a race.
 static inline int attention_wgmma_tiling(AttentionSizes sizes, int is_backward) {
-    return !is_backward && sizes.HS <= 64 && attention_keys(sizes) >= ATTENTION_LONG;
+    return !is_backward && sizes.cap == 0 && sizes.HS <= 64 && attention_keys(sizes) >= ATTENTION_LONG;
 }
 
 #if PTX_HAS_WGMMA
@@ -71,6 +72,15 @@ static inline CUtensorMap attention_map(const X* data, int heads, int HS, int T,
     const size_t sizes[] = {(size_t)HS, (size_t)heads, (size_t)T, (size_t)B},
                  distances[] = {(size_t)HS, row, (size_t)T * row};
     return tensor_map_of(data, 4, sizes, distances, 2, box);
+}
+
+// Returns the map of keys and values for general kernels.
+template <class X>
+static inline CUtensorMap attention_general_map(const AttentionPassGpu<X>* pass, const AttentionSize& size,
+                                                int box) {
+    const AttentionSizes sizes = pass->sizes;
+    return attention_map(attention_general_keys(pass), 2 * sizes.KV, sizes.HS, attention_keys(sizes),
+                         (size_t)size.key_row, sizes.B, box);
 }
 
 // ---- shared memory of a block ----
@@ -242,7 +252,7 @@ __device__ inline void attention_fill_all(AttentionPipe& pipe, const CUtensorMap
                                           const CUtensorMap* out_map, const CUtensorMap* kv_map,
                                           const int* starts, unsigned* taken, unsigned tiles,
                                           const AttentionSize& size) {
-    const int keys_head = MASK == ATTENTION_GATHERED ? 0 : size.NH, group = size.NH / size.KV;
+    const int keys_head = attention_is_general(MASK) ? 0 : size.NH, group = size.NH / size.KV;
     int tile;
     for (int n = 0; (tile = attention_take<Tiles>(pipe, n, taken, tiles)) >= 0; n++) {
         const AttentionWork work = attention_work<Tiles, MASK>(tile, starts, size);
@@ -402,7 +412,8 @@ __device__ inline void attention_values_add_(float (&acc)[1][Tiles::W / 8][4],
 template <class X, class Tiles, AttentionMask MASK>
 __device__ inline void attention_attend_(float (&acc)[1][Tiles::W / 8][4], AttentionSoftmax<1>& softmax,
                                          AttentionPipe& pipe, unsigned queries, const AttentionRows& rows,
-                                         int u0, int count, float scale) {
+                                         int u0, int count, const AttentionSize& size) {
+    const float scale = attention_exponent<MASK>(size);
     unsigned p[Tiles::COLS / 16][4];
     for (int i = 0; i < count; i++) {
         const int at = pipe.passed++, is_behind = Tiles::OVERLAP && i > 0;
@@ -420,6 +431,7 @@ __device__ inline void attention_attend_(float (&acc)[1][Tiles::W / 8][4], Atten
         }
         wgmma_settle(s[0]);
         attention_release(stage);
+        attention_cap<MASK>(s, size);
         attention_mask<MASK>(s, rows, u0 + i * Tiles::COLS);
         const bool grew = attention_largest(largest, s, softmax, scale);
         if (grew) {
@@ -489,8 +501,7 @@ __device__ inline void attention_forward_work_(X* out, float* lse, AttentionPipe
         AttentionSoftmax<1> softmax;
         attention_softmax_open(softmax);
         attention_attend_<X, Tiles, MASK>(acc, softmax, pipe, ptx_shared_address(tile + group * 64 * 128),
-                                          rows, work.from + seen.x * Tiles::COLS, seen.y - seen.x,
-                                          ATTENTION_LOG2_E / size.root);
+                                          rows, work.from + seen.x * Tiles::COLS, seen.y - seen.x, size);
         const size_t row = (size_t)work.b * size.T;
         attention_finish(acc, lse + ((size_t)work.b * size.NH + work.h) * size.T, softmax, row0, size.T);
         barrier_of<128>(1 + group);
@@ -558,9 +569,8 @@ static inline void attention_forward_wgmma(const AttentionPassGpu<X>* pass, cons
                    most = (unsigned)(gpu->multiprocessors * Tiles::BLOCKS);
     const int QKV = attention_qkv_size(sizes), HS = sizes.HS, heads = sizes.NH + 2 * sizes.KV, B = sizes.B;
     const CUtensorMap q_map = attention_map(pass->qkv, heads, HS, sizes.T, QKV, B, Tiles::ROWS),
-                      kv_map = MASK == ATTENTION_GATHERED
-                                   ? attention_map(pass->kv, 2 * sizes.KV, HS, attention_keys(sizes),
-                                                   2 * (size_t)size.K, B, Tiles::COLS)
+                      kv_map = attention_is_general(MASK)
+                                   ? attention_general_map(pass, size, Tiles::COLS)
                                    : attention_map(pass->qkv, heads, HS, sizes.T, QKV, B, Tiles::COLS);
     launch(attention_forward_wgmma_kernel<X, Tiles, MASK>, tiles < most ? tiles : most, Tiles::THREADS,
            Tiles::BYTES, gpu, q_map, kv_map, pass->out, pass->lse, pass->starts, scratch->taken, tiles, size);
@@ -571,7 +581,7 @@ static inline void attention_forward_tiled_(const AttentionPassGpu<X>* pass, con
                                             AttentionSize size, const Gpu* gpu) {
     if constexpr (ATTENTION_ROW_ALIGN % Tiles::ROWS == 0) {
         if (pass->kv) {
-            attention_forward_wgmma<Tiles, ATTENTION_GATHERED>(pass, scratch, size, gpu);
+            attention_forward_wgmma<Tiles, ATTENTION_GENERAL>(pass, scratch, size, gpu);
             return;
         }
     }
@@ -588,12 +598,16 @@ static inline void attention_wgmma_forward(const AttentionPassGpu<X>* pass, cons
                                            AttentionSize size, const Gpu* gpu) {
     const int number = scratch->way > 0 ? scratch->way - 1 : attention_wgmma_tiling(pass->sizes, 0);
     const int gathered = pass->kv != NULL;
-    const auto forward = size.HS > 64  ? (number ? attention_forward_tiled_<AttentionForward128Apart, X>
-                                                 : attention_forward_tiled_<AttentionForward128, X>)
-                         : number == 1 ? (gathered ? attention_forward_tiled_<AttentionForward64Long, X>
-                                                   : attention_forward_tiled_<AttentionForward64Longer, X>)
-                         : number == 0 || gathered ? attention_forward_tiled_<AttentionForward64, X>
-                                                   : attention_forward_tiled_<AttentionForward64Three, X>;
+    const auto forward =
+        pass->sizes.cap > 0
+            ? (size.HS > 64 ? attention_forward_wgmma<AttentionForward128, ATTENTION_CAPPED, X>
+                            : attention_forward_wgmma<AttentionForward64, ATTENTION_CAPPED, X>)
+        : size.HS > 64            ? (number ? attention_forward_tiled_<AttentionForward128Apart, X>
+                                            : attention_forward_tiled_<AttentionForward128, X>)
+        : number == 1             ? (gathered ? attention_forward_tiled_<AttentionForward64Long, X>
+                                              : attention_forward_tiled_<AttentionForward64Longer, X>)
+        : number == 0 || gathered ? attention_forward_tiled_<AttentionForward64, X>
+                                  : attention_forward_tiled_<AttentionForward64Three, X>;
     forward(pass, scratch, size, gpu);
 }
 

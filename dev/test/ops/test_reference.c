@@ -16,7 +16,7 @@ typedef struct Operation {
     const int* starts;
     ActivationKind activation;
     RouterKind router;
-    double softcap, z_loss, balance;
+    double softcap, scale, z_loss, balance;
     double factor; // of norms
     double weight, temperature; // of a teacher
 } Operation;
@@ -109,20 +109,20 @@ static void linear_backward(const Operation* op) {
 }
 
 static void attention_forward(const Operation* op) {
-    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, (RefHeads){B, T, NH, NH, HS, 0});
+    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
 }
 static void attention_backward(const Operation* op) {
     ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
-                           (RefHeads){B, T, NH, NH, HS, 0});
+                           (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
 }
 
 static void grouped_forward(const Operation* op) {
     ref_attention_forward(op->out, op->kept, op->x[0], op->starts,
-                          (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2});
+                          (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2, op->scale, op->softcap});
 }
 static void grouped_backward(const Operation* op) {
     ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
-                           (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2});
+                           (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2, op->scale, op->softcap});
 }
 
 static const RefHeads grouped = {B, T, GROUPED, GROUPS, 2 * PAIRS, 0};
@@ -275,6 +275,9 @@ TEST(operations) {
         {"linear",     linear_forward,     linear_backward,     .out_n = N * OC, .x_n = {N * C, OC * C, OC}},
         {"attention",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}},
         {"documents",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .starts = starts},
+        {"scale",      attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .scale = 0.3},
+        {"cap",        attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .softcap = 0.5, .starts = starts},
+        {"cap, group", grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .softcap = 0.5, .scale = 0.7},
         {"groups",     grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .starts = starts},
         {"head norm",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV, 2 * PAIRS, 2 * PAIRS}},
         {"head plus",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV, 2 * PAIRS, 2 * PAIRS}, .factor = 1},
