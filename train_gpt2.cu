@@ -108,7 +108,7 @@ struct Model {
     MatmulGpu matmul;
     LinearGpu linear; // with it
     AttentionGpu attention;
-    Rope rope;
+    ModelRopes ropes;
     ContextParallelGpu<floatX> context;
     // (B, T) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
@@ -155,7 +155,7 @@ static void open_parameters(Model* model, const Settled* s) {
 
 // Opens rotary positions and windows of attention, if the model has any.
 static void open_positions(Model* model, const Settled* s) {
-    self_attention_open_rope(&model->rope, &model->memory, model->cfg, model->T);
+    attention_config_open_ropes(&model->ropes, &model->memory, model->cfg, model->T, rope_gpu_open);
     if (model->cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
@@ -526,18 +526,18 @@ static Block block_at(Model* model, int l, const Pass* pass) {
     LayerWeights w = linear_weights(cfg, &p);
     linear_bind_codes(&w, &model->linear, model_copy(cfg, l));
     const LayerPassGpu layer = {cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
-    return Block{
-        model,
-        pass,
-        l,
-        a,
-        w,
-        stream_into(model, l, pass),
-        stream_into(model, l + 1, pass),
-        norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, R),
-        norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, R),
-        self_attention_of(&layer, starts_of(model, l, pass), model->rope, &model->attention, &model->context),
-        mlp_of(&layer, &model->groups.experts, &model->experts)};
+    return Block{model,
+                 pass,
+                 l,
+                 a,
+                 w,
+                 stream_into(model, l, pass),
+                 stream_into(model, l + 1, pass),
+                 norm_of(cfg, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, R),
+                 norm_of(cfg, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, R),
+                 self_attention_of(&layer, starts_of(model, l, pass), &model->ropes, &model->attention,
+                                   &model->context),
+                 mlp_of(&layer, &model->groups.experts, &model->experts)};
 }
 
 // Runs the block up to the hidden layer of the MLP.
