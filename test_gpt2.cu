@@ -65,12 +65,16 @@ static void set_archs(ModelConfig archs[ARCHS]) {
     archs[2] = arch_config(ARCH_MISTRAL, 2, 4, 2, 0, 72);
     archs[2].window = 5;
     archs[2].windows[0] = 3;
+    archs[2].window_rope_base = 100;
+    archs[2].window_scaling.kind = ROPE_LINEAR, archs[2].window_scaling.factor = 2;
     archs[3] = arch_config(ARCH_QWEN2, 2, 6, 2, 0, 72);
     archs[3].rope_base = 1e6f;
     archs[4] = arch_config(ARCH_QWEN3, 3, 4, 2, 24, 72);
     archs[4].window = 4;
     archs[4].windows[0] = 5;
     archs[4].norm_eps = 1e-6f;
+    archs[4].scaling = {ROPE_YARN, 4, 1, 2, 16, 1.25f, 0};
+    archs[4].unrotated[0] = 4;
     archs[5] = arch_config(ARCH_ARCEE, 2, 4, 2, 0, 72);
     archs[5].window = 1;
     archs[5].windows[0] = 2;

@@ -76,7 +76,7 @@ struct Model {
     MatmulGpu matmul;
     LinearGpu linear; // with it
     AttentionGpu attention;
-    Rope rope;
+    ModelRopes ropes;
     ContextParallelGpu<floatX> context;
     // (B, T) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
@@ -123,7 +123,7 @@ static void open_parameters(Model* model, const Settled* s) {
 
 // Opens rotary positions and windows of attention, if the model has any.
 static void open_positions(Model* model, const Settled* s) {
-    self_attention_open_rope(&model->rope, &model->memory, model->cfg, model->T);
+    attention_config_open_ropes(&model->ropes, &model->memory, model->cfg, model->T, rope_gpu_open);
     if (model->cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
@@ -476,7 +476,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         layer.weights,
         branch_of_attention(&layer, stream_into(model, l, pass)),
         branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
-        self_attention_of(&layer, model->window_starts, model->rope, &model->attention, &model->context),
+        self_attention_of(&layer, model->window_starts, &model->ropes, &model->attention, &model->context),
         mlp_of(&layer, &model->groups.experts, &model->experts)};
 }
 

@@ -304,52 +304,87 @@ static inline void ref_heads_norm_backward(Real* dinp, Real* dqweight, Real* dkw
 // out, inp (B, T, QKV)    frequency (HS / 2), 0 for pairs that do not turn; NULL: none turns
 //
 // The first `dims` columns of a head turn, pair i with the frequency f = base^(-2i / dims). For
-// contexts longer than those of pretraining, a factor scales f down: all (linear), or those whose
-// wavelength 2 pi / f is long (Llama 3)
+// contexts longer than those of pretraining, f is scaled down: all by a factor (linear), or those
+// whose wavelength 2 pi / f is long (Llama 3)
 //
 //     turns = original_context f / (2 pi)      rise = (turns - low) / (high - low), within 0 and 1
 //     f -> f (rise + (1 - rise) / factor)
 //
+// where with yarn rise falls evenly from pair to pair, from 1 at the one that turns `high` times,
+// rounded down, to 0 at the one that turns `low` times, rounded up. Or each pair has a divisor of
+// its own (longrope), of two sets: by the length of the pass. With the last two, pairs that turn are
+// multiplied by the attention factor.
+//
 // Frequencies are rounded to fp32, as other programs have them: at high positions this matters.
 
-static inline Real ref_scale_frequency_(Real f, RopeScaling scaling) {
+typedef struct {
+    const Real* frequency;
+    Real attention; // factor of pairs that turn
+} RefRope;
+
+// Returns how much of its frequency pair i keeps, from 1 to 0.
+static inline Real ref_yarn_rise_(size_t i, size_t dims, Real base, RopeScaling scaling) {
+    const Real turns[2] = {scaling.high_freq_factor, scaling.low_freq_factor};
+    Real pair[2]; // base^(-2 pair / dims) original_context / (2 pi) = turns
+    for (int end = 0; end < 2; end++) {
+        pair[end] = (Real)dims / 2 * log(scaling.original_context / (2 * M_PI * turns[end])) / log(base);
+        pair[end] = scaling.is_exact ? pair[end] : end == 0 ? floor(pair[end]) : ceil(pair[end]);
+    }
+    pair[0] = fmax(pair[0], 0), pair[1] = fmin(pair[1], (Real)dims - 1);
+    if (pair[0] == pair[1]) {
+        pair[1] += 0.001;
+    }
+    return 1 - fmin(fmax(((Real)i - pair[0]) / (pair[1] - pair[0]), 0), 1);
+}
+
+// Returns the frequency of pair i in a pass of T tokens.
+static inline Real ref_rope_frequency_(size_t i, size_t T, RopeSettings s) {
+    const RopeScaling scaling = s.scaling;
+    const Real f = pow(s.base, -2.0 * (Real)i / (Real)s.dims);
     const Real turns = scaling.original_context * f / (2 * M_PI), low = scaling.low_freq_factor,
                high = scaling.high_freq_factor;
+    Real rise = 0; // linear
     switch (scaling.kind) {
-    case ROPE_PLAIN:
-        return f;
-    case ROPE_LINEAR:
-        return f / scaling.factor;
+    case ROPE_LONG:
+        return f / (T > (size_t)scaling.original_context ? s.factors->far : s.factors->near)[i];
     case ROPE_LLAMA3:
+        rise = fmin(fmax((turns - low) / (high - low), 0), 1);
         break;
+    case ROPE_YARN:
+        rise = ref_yarn_rise_(i, (size_t)s.dims, s.base, scaling);
+        break;
+    case ROPE_LINEAR:
+        break;
+    case ROPE_PLAIN:
+    case ROPE_KINDS:
+        return f;
     }
-    const Real rise = fmin(fmax((turns - low) / (high - low), 0), 1);
     return f * (rise + (1 - rise) / scaling.factor);
 }
 
-static inline void ref_rope_frequencies(Real* frequency, size_t HS, size_t dims, Real base,
-                                        RopeScaling scaling) {
-    for (size_t i = 0; i < HS / 2; i++) {
-        const Real f = pow(base, -2.0 * (Real)i / (Real)dims);
-        frequency[i] = 2 * i < dims ? (float)ref_scale_frequency_(f, scaling) : 0;
+// Sets the frequencies (HS / 2) of a pass of T tokens.
+static inline void ref_rope_frequencies(Real* frequency, size_t T, RopeSettings settings) {
+    for (size_t i = 0; i < (size_t)settings.HS / 2; i++) {
+        frequency[i] = 2 * i < (size_t)settings.dims ? (float)ref_rope_frequency_(i, T, settings) : 0;
     }
 }
 
-static inline void ref_turn_(Real* out, const Real* inp, const Real* frequency, size_t HS, Real t) {
+static inline void ref_turn_(Real* out, const Real* inp, RefRope rope, size_t HS, Real t) {
     for (size_t i = 0; i < HS / 2; i++) {
-        const Real c = cos(t * frequency[i]), s = sin(t * frequency[i]), e = inp[2 * i], o = inp[2 * i + 1];
+        const Real f = rope.frequency[i], a = f > 0 ? rope.attention : 1, c = a * cos(t * f),
+                   s = a * sin(t * f), e = inp[2 * i], o = inp[2 * i + 1];
         out[2 * i] += e * c - o * s;
         out[2 * i + 1] += o * c + e * s;
     }
 }
 
 // Adds inp to out, with its queries and keys turned from 0 to t (sign 1), or back (-1).
-static inline void ref_rope_(Real* out, const Real* inp, const Real* frequency, Real sign, RefHeads h) {
+static inline void ref_rope_(Real* out, const Real* inp, RefRope rope, Real sign, RefHeads h) {
     const size_t heads = h.NH + 2 * h.KV;
     for (size_t i = 0; i < h.B * h.T * heads; i++) {
-        const size_t t = i / heads % h.T, turned = frequency && i % heads < h.NH + h.KV;
+        const size_t t = i / heads % h.T, turned = rope.frequency && i % heads < h.NH + h.KV;
         if (turned) {
-            ref_turn_(out + i * h.HS, inp + i * h.HS, frequency, h.HS, sign * t);
+            ref_turn_(out + i * h.HS, inp + i * h.HS, rope, h.HS, sign * t);
         }
         for (size_t d = 0; d < h.HS && !turned; d++) {
             out[i * h.HS + d] += inp[i * h.HS + d];
@@ -357,13 +392,13 @@ static inline void ref_rope_(Real* out, const Real* inp, const Real* frequency, 
     }
 }
 
-static inline void ref_rope_forward(Real* out, const Real* inp, const Real* frequency, RefHeads h) {
+static inline void ref_rope_forward(Real* out, const Real* inp, RefRope rope, RefHeads h) {
     memset(out, 0, h.B * h.T * (h.NH + 2 * h.KV) * h.HS * sizeof(Real));
-    ref_rope_(out, inp, frequency, 1, h);
+    ref_rope_(out, inp, rope, 1, h);
 }
 
-static inline void ref_rope_backward(Real* dinp, const Real* dout, const Real* frequency, RefHeads h) {
-    ref_rope_(dinp, dout, frequency, -1, h);
+static inline void ref_rope_backward(Real* dinp, const Real* dout, RefRope rope, RefHeads h) {
+    ref_rope_(dinp, dout, rope, -1, h);
 }
 
 // -------------------------------------------------------------------------------------------------

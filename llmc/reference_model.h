@@ -102,7 +102,7 @@ typedef struct {
     Real embedding_factor;                // not rounded
     Real router_balance, router_z;        // weights of the router's losses
     const int* lengths;                   // (B) tokens of each row, the rest is padding; NULL: T
-    Real* frequency;                      // (HS / 2) of rotary positions, or NULL
+    Real* frequency[2];                   // (HS / 2) of rotary positions; of layers with a window; or NULL
     TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
     size_t parameter_bytes, activation_bytes;
     Real *params, *grads, *acts, *dacts;
@@ -136,14 +136,35 @@ static inline RefActivations ref_activations_(const RefModel* m, Real* memory, i
     return a;
 }
 
-static inline Real* ref_frequencies_(ModelConfig cfg) {
-    const size_t HS = (size_t)model_head_size(cfg);
-    if (model_architecture(cfg.arch)->positions == POSITIONS_LEARNED) {
-        return NULL;
+// Returns the settings of rotary positions, or of those of layers with a window. They point into m.
+static inline RopeSettings ref_rope_settings_(const RefModel* m, int is_window) {
+    const ModelConfig* cfg = &m->cfg;
+    return (RopeSettings){.HS = model_head_size(*cfg),
+                          .dims = model_rope_dims(*cfg),
+                          .base = is_window ? cfg->window_rope_base : model_rope_base(*cfg),
+                          .scaling = is_window ? cfg->window_scaling : cfg->scaling,
+                          .factors = &cfg->rope_factors};
+}
+
+static inline void ref_open_frequencies_(RefModel* m) {
+    const size_t HS = (size_t)model_head_size(m->cfg);
+    for (int w = 0; w < 2; w++) {
+        const int is_there =
+            m->sizes.kinds->positions == POSITIONS_ROPE && (w == 0 || m->cfg.window_rope_base > 0);
+        m->frequency[w] =
+            is_there ? (Real*)check_alloc(HS / 2, sizeof(Real), "reference: frequencies") : NULL;
+        if (is_there) {
+            ref_rope_frequencies(m->frequency[w], m->sizes.T, ref_rope_settings_(m, w));
+        }
     }
-    Real* frequency = (Real*)check_alloc(HS / 2, sizeof(Real), "reference: frequencies");
-    ref_rope_frequencies(frequency, HS, (size_t)model_rope_dims(cfg), model_rope_base(cfg), cfg.scaling);
-    return frequency;
+}
+
+// Returns the rotary positions of layer l.
+static inline RefRope ref_rope_of_(const RefModel* m, int l) {
+    const int is_window = model_window(m->cfg, l) > 0 && m->cfg.window_rope_base > 0,
+              rests = m->cfg.unrotated[l / 8] >> l % 8 & 1;
+    const RopeScaling scaling = ref_rope_settings_(m, is_window).scaling;
+    return (RefRope){rests ? NULL : m->frequency[is_window], scaling.attention > 0 ? scaling.attention : 1};
 }
 
 // Opens a model whose parameters are zero. The caller may change eps, the weights of losses, and
@@ -161,7 +182,7 @@ static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t
                                                                                     : 1;
     m->z_loss = m->router_balance = m->router_z = 0;
     m->lengths = NULL;
-    m->frequency = ref_frequencies_(cfg);
+    ref_open_frequencies_(m);
     m->parameter_bytes = model_parameter_rows_of(m->rows, cfg, sizeof(Real));
     m->activation_bytes = s.N * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
     m->params = (Real*)check_alloc(m->parameter_bytes, 1, "reference: parameters");
@@ -176,7 +197,8 @@ static inline void ref_model_close(RefModel* m) {
     free(m->acts);
     free(m->grads);
     free(m->params);
-    free(m->frequency);
+    free(m->frequency[0]);
+    free(m->frequency[1]);
 }
 
 static inline RefRouter ref_router_of_(const RefModel* m, const RefParameters* p, const int* starts) {
@@ -333,7 +355,7 @@ static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     }
     ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, (RefLinear){N, C, s.QKV});
     ref_heads_norm_forward(a.normed, a.qkv, ref_head_norm_(m, &p, &a), heads);
-    ref_rope_forward(a.turned, a.normed, m->frequency, heads);
+    ref_rope_forward(a.turned, a.normed, ref_rope_of_(m, l), heads);
     ref_attention_forward(a.atty, a.att_lse, a.turned, starts, heads);
     ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, (RefLinear){N, s.Q, C});
     ref_branch_forward_(m, a.residual2, a.stream, a.ln1post, a.attproj,
@@ -366,7 +388,7 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw,
                         (RefLinear){N, s.Q, C});
     ref_attention_backward(da.turned, da.atty, a.turned, a.atty, a.att_lse, starts, heads);
-    ref_rope_backward(da.normed, da.turned, m->frequency, heads);
+    ref_rope_backward(da.normed, da.turned, ref_rope_of_(m, l), heads);
     ref_heads_norm_backward(da.qkv, dp.qnormw, dp.knormw, da.normed, a.qkv, ref_head_norm_(m, &p, &a), heads);
     ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, (RefLinear){N, C, s.QKV});
     if (s.before) {

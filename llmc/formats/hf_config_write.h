@@ -37,6 +37,30 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 #include "llmc/base/file.h"
 #include "llmc/base/number_text.h"
 #include "llmc/formats/hf_config_families.h"
+#include "llmc/formats/hf_rope.h"
+
+// Returns 1 if the files of a family can say that layer l does not turn, or that it does.
+static int hf_can_rotate_(ModelConfig cfg, const HfFamily* family, int l) {
+    const int rests = family->rests_without_window && cfg.window > 0 && !model_window(cfg, l);
+    return family->unrotated_every > 0 || model_layer_bit(cfg.unrotated, l) == rests;
+}
+
+static int hf_check_rope_(ModelConfig cfg, const HfFamily* family, char* error) {
+    const int HS = model_head_size(cfg);
+    for (int l = 0; l < cfg.L; l++) {
+        if (!hf_can_rotate_(cfg, family, l)) {
+            return error_set(error, "--arch", "in transformers layer %d of %s %s", l, family->type,
+                             model_layer_bit(cfg.unrotated, l) ? "has rotary positions" : "has none");
+        }
+    }
+    if (cfg.window_rope_base > 0 && family->window_base == 0) {
+        return error_set(error, "--arch", "in transformers all layers of %s have the same rotary positions",
+                         family->type);
+    }
+    return model_rope_dims(cfg) == HS || family->turned > 0 ||
+           error_set(error, "--arch", "in transformers %s turns all channels of a head, not %d of %d",
+                     family->type, model_rope_dims(cfg), HS);
+}
 
 int hf_config_check(ModelConfig cfg, char* error) {
     const int HS = model_head_size(cfg);
@@ -60,9 +84,7 @@ int hf_config_check(ModelConfig cfg, char* error) {
             "multiple of their %d hidden units, not %d and %d",
             model_hidden(cfg), cfg.E, cfg.Fs);
     }
-    return model_rope_dims(cfg) == HS || cfg.arch == ARCH_GLM4MOE ||
-           error_set(error, "--arch", "in transformers %s turns all channels of a head, not %d of %d", word,
-                     model_rope_dims(cfg), HS);
+    return hf_check_rope_(cfg, &hf_families[cfg.arch], error);
 }
 
 // Number that is never written as an integer: transformers checks types.
@@ -105,43 +127,102 @@ static void hf_write_gpt2_(FILE* file, ModelConfig cfg) {
             hf_number_(model_norm_eps(cfg)).text);
 }
 
-// Writes the members of a scaling, with a comma after each.
-static void hf_write_scaling_(FILE* file, RopeScaling scaling) {
-    if (scaling.kind == ROPE_LINEAR) {
-        fprintf(file, "\"rope_type\": \"linear\", \"factor\": %s", hf_number_(scaling.factor).text);
-    } else if (scaling.kind == ROPE_LLAMA3) {
-        fprintf(
-            file,
-            "\"rope_type\": \"llama3\", \"factor\": %s, \"low_freq_factor\": %s, \"high_freq_factor\": %s, "
-            "\"original_max_position_embeddings\": %d",
-            hf_number_(scaling.factor).text, hf_number_(scaling.low_freq_factor).text,
-            hf_number_(scaling.high_freq_factor).text, scaling.original_context);
-    } else {
-        fprintf(file, "\"rope_type\": \"default\"");
+// Writes a list of numbers as a member.
+static void hf_write_factors_(FILE* file, const char* key, const float* factors, int count) {
+    fprintf(file, ", \"%s\": [", key);
+    for (int i = 0; i < count; i++) {
+        fprintf(file, "%s%s", i ? ", " : "", hf_number_(factors[i]).text);
+    }
+    fprintf(file, "]");
+}
+
+// Writes the members of a scaling.
+static void hf_write_scaling_(FILE* file, RopeSettings s) {
+    const RopeScaling scaling = s.scaling;
+    const char *low = "low_freq_factor", *high = "high_freq_factor";
+    fprintf(file, "\"rope_type\": \"%s\"", hf_rope_kinds[scaling.kind]);
+    switch (scaling.kind) {
+    case ROPE_PLAIN:
+    case ROPE_KINDS:
+        return;
+    case ROPE_LINEAR:
+    case ROPE_LLAMA3:
+        break;
+    case ROPE_YARN:
+        low = "beta_slow", high = "beta_fast";
+        fprintf(file, ", \"truncate\": %s", scaling.is_exact ? "false" : "true");
+        break;
+    case ROPE_LONG:
+        hf_write_factors_(file, "short_factor", s.factors->near, s.dims / 2);
+        hf_write_factors_(file, "long_factor", s.factors->far, s.dims / 2);
+        break;
+    }
+    fprintf(file, ", \"factor\": %s", hf_number_(scaling.factor).text);
+    if (scaling.low_freq_factor > 0) {
+        fprintf(file, ", \"%s\": %s, \"%s\": %s", low, hf_number_(scaling.low_freq_factor).text, high,
+                hf_number_(scaling.high_freq_factor).text);
+    }
+    if (scaling.original_context > 0) {
+        fprintf(file, ", \"original_max_position_embeddings\": %d", scaling.original_context);
+    }
+    if (scaling.attention > 0) {
+        fprintf(file, ", \"attention_factor\": %s", hf_number_(scaling.attention).text);
     }
 }
 
-// Writes rotary positions for transformers 4 and 5.
-static void hf_write_rope_(FILE* file, ModelConfig cfg) {
-    const HfNumber_ base = hf_number_(model_rope_base(cfg)),
-                    part = hf_part_(model_rope_dims(cfg), model_head_size(cfg));
-    if (cfg.arch == ARCH_GLM4MOE) {
-        fprintf(file, "  \"partial_rotary_factor\": %s,\n", part.text);
+// Writes an object of rope_parameters.
+static void hf_write_rope_object_(FILE* file, RopeSettings s, int is_partial) {
+    fprintf(file, "{\"rope_theta\": %s, ", hf_number_(s.base).text);
+    if (is_partial) {
+        fprintf(file, "\"partial_rotary_factor\": %s, ", hf_part_(s.dims, s.HS).text);
     }
-    fprintf(file, "  \"rope_theta\": %s,\n  \"rope_scaling\": ", base.text);
+    hf_write_scaling_(file, s);
+    fprintf(file, "}");
+}
+
+// Writes the layers that turn.
+static void hf_write_rotated_(FILE* file, ModelConfig cfg, const HfFamily* family) {
+    if (family->unrotated_every == 0) {
+        return;
+    }
+    fprintf(file, "  \"no_rope_layer_interval\": %d,\n  \"no_rope_layers\": [", family->unrotated_every);
+    for (int l = 0; l < cfg.L; l++) {
+        fprintf(file, "%s%d", l ? ", " : "", !model_layer_bit(cfg.unrotated, l));
+    }
+    fprintf(file, "],\n");
+}
+
+// Writes rotary positions for transformers 4 and 5.
+static void hf_write_rope_(FILE* file, ModelConfig cfg, const HfFamily* family) {
+    const int is_partial = family->turned > 0, by_window = cfg.window_rope_base > 0;
+    const RopeSettings all = {0,           model_head_size(cfg), model_rope_dims(cfg), model_rope_base(cfg),
+                              cfg.scaling, &cfg.rope_factors};
+    RopeSettings windows = all;
+    windows.base = by_window ? cfg.window_rope_base : cfg.window > 0 ? all.base : family->window_base;
+    windows.scaling = by_window ? cfg.window_scaling : cfg.window > 0 ? all.scaling : cfg.window_scaling;
+    if (is_partial) {
+        fprintf(file, "  \"partial_rotary_factor\": %s,\n", hf_part_(all.dims, all.HS).text);
+    }
+    fprintf(file, "  \"rope_theta\": %s,\n  \"rope_scaling\": ", hf_number_(all.base).text);
     if (cfg.scaling.kind == ROPE_PLAIN) {
         fprintf(file, "null");
     } else {
         fprintf(file, "{");
-        hf_write_scaling_(file, cfg.scaling);
+        hf_write_scaling_(file, all);
         fprintf(file, "}");
     }
-    fprintf(file, ",\n  \"rope_parameters\": {\"rope_theta\": %s, ", base.text);
-    if (cfg.arch == ARCH_GLM4MOE) {
-        fprintf(file, "\"partial_rotary_factor\": %s, ", part.text);
+    fprintf(file, ",\n  \"rope_parameters\": ");
+    if (family->window_base > 0) {
+        fprintf(file, "{\"full_attention\": ");
+        hf_write_rope_object_(file, all, is_partial);
+        fprintf(file, ", \"sliding_attention\": ");
+        hf_write_rope_object_(file, windows, is_partial);
+        fprintf(file, "},\n  \"rope_local_base_freq\": %s,\n", hf_number_(windows.base).text);
+    } else {
+        hf_write_rope_object_(file, all, is_partial);
+        fprintf(file, ",\n");
     }
-    hf_write_scaling_(file, cfg.scaling);
-    fprintf(file, "},\n");
+    hf_write_rotated_(file, cfg, family);
 }
 
 // Writes which layers have a window: as a list, and for transformers 4 as the number of layers
@@ -225,7 +306,7 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
                 hf_number_(model_embedding_factor(cfg)).text, hf_number_(model_residual_factor(cfg)).text,
                 hf_number_(cfg.logits_divisor > 0 ? cfg.logits_divisor : 1).text);
     }
-    hf_write_rope_(file, cfg);
+    hf_write_rope_(file, cfg, &hf_families[cfg.arch]);
     hf_write_windows_(file, cfg);
     hf_write_experts_(file, cfg);
 }

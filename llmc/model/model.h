@@ -164,8 +164,12 @@ typedef struct {
     float rope_base;                             // 0: 10000
     int rope_dims;                               // channels of a head that turn; 0: all
     RopeScaling scaling;
-    InitialWeights initial; // random weights; files do not have it
-    ModelPart part;         // of a larger model; files do not have it
+    RopeFactors rope_factors;   // ROPE_LONG: of the pairs that turn
+    float window_rope_base;     // of layers with a window; 0: all layers have the same positions
+    RopeScaling window_scaling; // with it
+    uint8_t unrotated[(MODEL_MAX_LAYERS + 7) / 8]; // bit l: layer l has no rotary positions
+    InitialWeights initial;                        // random weights; files do not have it
+    ModelPart part;                                // of a larger model; files do not have it
 } ModelConfig;
 
 // Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of
@@ -286,9 +290,12 @@ static inline int model_rope_dims(ModelConfig cfg) {
     return cfg.rope_dims > 0 ? cfg.rope_dims : model_head_size(cfg);
 }
 
+// Returns bit l of a list of layers.
+static inline int model_layer_bit(const uint8_t* layers, int l) { return layers[l / 8] >> l % 8 & 1; }
+
 // Returns the keys that a query of layer l sees; 0: all before it.
 static inline int model_window(ModelConfig cfg, int l) {
-    return cfg.windows[l / 8] >> l % 8 & 1 ? cfg.window : 0;
+    return model_layer_bit(cfg.windows, l) ? cfg.window : 0;
 }
 
 // clang-format off
@@ -718,9 +725,33 @@ static inline int model_padded_vocab_of_ranks(int V, int t) {
     return (V + step - 1) / step * step;
 }
 
+// Returns 1 if a model can have such rotary positions.
+static inline int model_check_rope_(ModelConfig cfg, const char* path, char* error) {
+    const int dims = model_rope_dims(cfg);
+    if (dims % 2 || dims > model_head_size(cfg)) {
+        return error_set(error, path,
+                         "rotary positions turn %d of %d channels of a head, wanted an even number", dims,
+                         model_head_size(cfg));
+    }
+    if (cfg.window_scaling.kind == ROPE_LONG ||
+        (cfg.scaling.kind == ROPE_LONG && dims > 2 * ROPE_MAX_FACTORS)) {
+        return error_set(
+            error, path,
+            "longrope turns %d channels of a head, or those of layers with a window only; wanted "
+            "at most %d in all layers",
+            dims, 2 * ROPE_MAX_FACTORS);
+    }
+    const int is_scaled = rope_attention(cfg.scaling) != 1 || rope_attention(cfg.window_scaling) != 1;
+    return !is_scaled || !heads_parts(model_architecture(cfg.arch)->heads).keeps_rstd ||
+           error_set(error, path,
+                     "rotary positions with an attention factor, which the norm of queries and keys in %s "
+                     "does not allow",
+                     model_architecture(cfg.arch)->word);
+}
+
 // Returns 1 if a model can have such heads.
 static inline int model_check_heads_(ModelConfig cfg, const char* path, char* error) {
-    const int KV = model_key_heads(cfg), dims = model_rope_dims(cfg);
+    const int KV = model_key_heads(cfg);
     if (cfg.HS == 0 && cfg.C % cfg.NH) {
         return error_set(error, path, "%d channels in %d heads, wanted a multiple", cfg.C, cfg.NH);
     }
@@ -730,13 +761,7 @@ static inline int model_check_heads_(ModelConfig cfg, const char* path, char* er
     if (cfg.KV < 0 || KV > cfg.NH || cfg.NH % KV) {
         return error_set(error, path, "%d heads with %d heads of keys, wanted a multiple", cfg.NH, KV);
     }
-    if (model_architecture(cfg.arch)->positions == POSITIONS_ROPE &&
-        (dims % 2 || dims > model_head_size(cfg))) {
-        return error_set(error, path,
-                         "rotary positions turn %d of %d channels of a head, wanted an even number", dims,
-                         model_head_size(cfg));
-    }
-    return 1;
+    return model_architecture(cfg.arch)->positions != POSITIONS_ROPE || model_check_rope_(cfg, path, error);
 }
 
 // Returns 1 if a model of this architecture can have such experts.

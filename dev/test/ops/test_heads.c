@@ -73,13 +73,13 @@ static void check(HeadsKind kind, AttentionSizes s, int dims, int turns, Gradien
     double *rstd = kind == HEADS_PLAIN ? NULL : ops_doubles(N * (NH + KV)), *wide = ops_widen(x, n),
            *q = has_weights ? ops_widen(weights, both) : NULL, *k = q ? q + columns[0] : NULL;
     for (int i = 0; i < turned / 2; i++) {
-        frequency[i] = rope_frequency(settings.scaling, settings.base, turned, i);
+        frequency[i] = rope_frequency(settings, i, 0);
     }
     const RefHeads heads = {B, T, NH, KV, HS, 0};
     const RefHeadNorm norm = {kind, q, k, rstd, EPS, offset_of(s)};
     ref_heads_norm_forward(normed, wide, norm, heads);
-    ref_rope_forward(out, normed, turns ? frequency : NULL, heads);
-    ref_rope_backward(dn, ops_widen(dout, n), turns ? frequency : NULL, heads);
+    ref_rope_forward(out, normed, (RefRope){turns ? frequency : NULL, 1}, heads);
+    ref_rope_backward(dn, ops_widen(dout, n), (RefRope){turns ? frequency : NULL, 1}, heads);
     ref_heads_norm_backward(dx, q ? dweights : NULL, q ? dweights + columns[0] : NULL, dn, wide, norm, heads);
     EXPECT_NEAR(ops_error(r.qkv, out, NULL, n), 0, 8, "out of kind %d, %d x %d x %d/%d x %d", kind, B, T, NH,
                 KV, HS);

@@ -149,8 +149,12 @@ static void row_norm_backward(const Operation* op) {
 
 static const double frequency[PAIRS] = {1, 0.1};
 
-static void rope_forward(const Operation* op) { ref_rope_forward(op->out, op->x[0], frequency, grouped); }
-static void rope_backward(const Operation* op) { ref_rope_backward(op->dx[0], op->dout, frequency, grouped); }
+static void rope_forward(const Operation* op) {
+    ref_rope_forward(op->out, op->x[0], (RefRope){frequency, 1}, grouped);
+}
+static void rope_backward(const Operation* op) {
+    ref_rope_backward(op->dx[0], op->dout, (RefRope){frequency, 1}, grouped);
+}
 
 static void activation_forward(const Operation* op) {
     ref_activation_forward(op->out, op->x[0], N, C, op->activation);
@@ -316,7 +320,7 @@ TEST(rope) {
     for (int t = 0; t < 9; t++) { // a query, and no key that differs
         memcpy(inp + 8 * t, one, sizeof(one));
     }
-    ref_rope_forward(out, inp, frequencies, (RefHeads){1, 9, 1, 0, 8, 0});
+    ref_rope_forward(out, inp, (RefRope){frequencies, 1}, (RefHeads){1, 9, 1, 0, 8, 0});
     for (int i = 0; i < 8; i++) {
         EXPECT_NEAR(out[3 * 8 + i], want[i], 1e-11, "element %d of position 3", i);
     }
@@ -510,16 +514,16 @@ TEST(numbers) {
 // 4 they are mixed.
 TEST(frequencies) {
     double plain[4], linear[4], llama[4], partial[4];
-    ref_rope_frequencies(plain, 8, 8, 10000, (RopeScaling){ROPE_PLAIN, 0, 0, 0, 0});
-    ref_rope_frequencies(linear, 8, 8, 10000, (RopeScaling){ROPE_LINEAR, 4, 0, 0, 0});
-    ref_rope_frequencies(llama, 8, 8, 10000, (RopeScaling){ROPE_LLAMA3, 8, 1, 4, 256});
-    ref_rope_frequencies(partial, 8, 4, 10000, (RopeScaling){ROPE_PLAIN, 0, 0, 0, 0});
+    ref_rope_frequencies(plain, 9, (RopeSettings){0, 8, 8, 10000});
+    ref_rope_frequencies(linear, 9, (RopeSettings){0, 8, 8, 10000, {ROPE_LINEAR, 4}});
+    ref_rope_frequencies(llama, 9, (RopeSettings){0, 8, 8, 10000, {ROPE_LLAMA3, 8, 1, 4, 256}});
+    ref_rope_frequencies(partial, 9, (RopeSettings){0, 8, 4, 10000});
     for (int i = 0; i < 4; i++) {
         EXPECT_NEAR(plain[i], pow(0.1, i), 6e-8 * plain[i], "plain %d", i);
         EXPECT_NEAR(linear[i], pow(0.1, i) / 4, 6e-8 * linear[i], "linear %d", i);
         EXPECT_NEAR(llama[i], i < 2 ? plain[i] : plain[i] / 8, 6e-8 * llama[i], "Llama 3 %d", i);
     }
-    ref_rope_frequencies(llama, 2, 2, 1, (RopeScaling){ROPE_LLAMA3, 8, 1, 4, 16});
+    ref_rope_frequencies(llama, 9, (RopeSettings){0, 2, 2, 1, {ROPE_LLAMA3, 8, 1, 4, 16}});
     const double rise = (16 / (2 * M_PI) - 1) / 3;
     EXPECT_NEAR(llama[0], rise + (1 - rise) / 8, 1e-7, "mixed");
     EXPECT(partial[0] == 1 && partial[2] == 0 && partial[3] == 0, "half of a head turns");
