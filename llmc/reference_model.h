@@ -398,7 +398,7 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
 }
 
 // Multiplies n elements, or their gradients.
-static inline void ref_scale_(Real* x, Real factor, size_t n) {
+static inline void ref_multiply_(Real* x, Real factor, size_t n) {
     for (size_t i = 0; i < n; i++) {
         x[i] *= factor;
     }
@@ -406,7 +406,7 @@ static inline void ref_scale_(Real* x, Real factor, size_t n) {
 
 // Divides the logits, or their gradients, as the model does.
 static inline void ref_divide_logits_(const RefModel* m, Real* logits) {
-    ref_scale_(logits, m->cfg.logits_divisor > 0 ? 1 / (Real)m->cfg.logits_divisor : 1, m->sizes.N * m->sizes.Vp);
+    ref_multiply_(logits, m->cfg.logits_divisor > 0 ? 1 / (Real)m->cfg.logits_divisor : 1, m->sizes.N * m->sizes.Vp);
 }
 
 // Returns the loss: the mean over the targets, without the z-loss. tokens, targets, starts (B, T);
@@ -417,7 +417,7 @@ static inline Real ref_model_forward(RefModel* m, const int* tokens, const int* 
     const RefActivations first = ref_activations_(m, m->acts, 0), a = ref_activations_(m, m->acts, m->cfg.L);
     Real* embedded = a.embedded ? a.embedded : first.stream;
     ref_embedding_forward(embedded, tokens, p.wte, p.wpe, s.B, s.T, s.C);
-    ref_scale_(embedded, m->embedding_factor, s.N * s.C);
+    ref_multiply_(embedded, m->embedding_factor, s.N * s.C);
     if (a.embedded) {
         ref_norm_forward(first.stream, a.embedded, ref_embedded_norm_(m, &a));
     }
@@ -459,7 +459,7 @@ static inline void ref_model_backward(RefModel* m, const int* tokens, const int*
         ref_norm_backward(da.embedded, NULL, NULL, dfirst.stream, a.embedded, ref_embedded_norm_(m, &a));
     }
     Real* dembedded = a.embedded ? da.embedded : dfirst.stream;
-    ref_scale_(dembedded, m->embedding_factor, s.N * s.C);
+    ref_multiply_(dembedded, m->embedding_factor, s.N * s.C);
     ref_embedding_backward(dp.wte, dp.wpe, dembedded, tokens, s.B, s.T, s.C);
 }
 

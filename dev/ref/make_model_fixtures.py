@@ -61,6 +61,11 @@ MODELS = {
     "longrope": (transformers.LlamaConfig, dict(head_dim=8, rope_parameters=LONG | dict(original_max_position_embeddings=12)), torch.bfloat16, "5GB"),
     "longrope_near": (transformers.Qwen3Config, dict(head_dim=8, rope_parameters=LONG | dict(original_max_position_embeddings=13, attention_factor=1.125)),
                       torch.bfloat16, "5GB"),
+    "olmo2": (transformers.Olmo2Config, dict(pad_token_id=0), torch.float32, "5GB"),
+    "granite": (transformers.GraniteConfig, dict(tie_word_embeddings=True, attention_multiplier=0.25, embedding_multiplier=3.0,
+                                                 residual_multiplier=0.22, logits_scaling=1.5), torch.bfloat16, "5GB"),
+    "gemma2": (transformers.Gemma2Config, dict(head_dim=8, sliding_window=5, query_pre_attn_scalar=6, attn_logit_softcapping=2.0,
+                                               final_logit_softcapping=3.0, pad_token_id=0), torch.float32, "5GB"),  # bf16 would round the root of 24
 }
 
 

@@ -297,6 +297,15 @@ static const struct {
       .scaling = {ROPE_LONG, 4, 0, 0, 8, 1.5f},
       .rope_factors = {{1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
                        {4, 5, 6, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}}}},
+    {"olmo2", {17, 131, 201, 3, 4, 24, SHARE_OFF, ARCH_OLMO2, .KV = 2, .HS = 8, .F = 41, .has_head = 1}},
+    {"gemma2",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_GEMMA2, .KV = 2, .HS = 10, .F = 41, .window = 5, .windows = {1},
+      .softcap = 20, .attention_scale = 0.25f, .attention_softcap = 9}},
+    {"granite",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_GRANITE, .KV = 1, .F = 41, .attention_scale = 0.2f,
+      .embedding_factor = 3, .residual_factor = 0.22f, .logits_divisor = 1.5f}},
+    {"gemma2, layers shared",
+     {17, 131, 201, 4, 4, 24, SHARE_PAIRS, ARCH_GEMMA2, .KV = 2, .F = 41, .residual_factor = 0.5f}},
     {"llama, layers shared",
      {17, 131, 201, 4, 4, 24, SHARE_LOOP + 2, ARCH_LLAMA, .KV = 2, .F = 41, .has_head = 1}},
 };
@@ -354,6 +363,17 @@ static double arch_pass(Model* model, const ArchBatch* b) {
     model_forward(model, b->batch);
     model_backward(model, b->batch, 1.0f / (float)b->batch.counted, GRADIENT_SET, only, NULL);
     return batch_loss(model, b->batch) / b->batch.counted;
+}
+
+// Every architecture has a case, so every place of norms, and every kind of an operation.
+TEST(composition_has_all_archs) {
+    for (int arch = 0; arch < ARCH_COUNT; arch++) {
+        int cases = 0;
+        for (int i = 0; i < ARCH_CASES; i++) {
+            cases += (int)ARCHS[i].cfg.arch == arch;
+        }
+        EXPECT(cases > 0, "no case of %s", model_architecture((Arch)arch)->word);
+    }
 }
 
 // Positions that are not in use, documents, targets that do not count.
