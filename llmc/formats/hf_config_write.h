@@ -65,7 +65,7 @@ static int hf_check_rope_(ModelConfig cfg, const HfFamily* family, char* error) 
 int hf_config_check(ModelConfig cfg, char* error) {
     const int HS = model_head_size(cfg);
     const char* word = model_architecture(cfg.arch)->word;
-    if ((cfg.arch == ARCH_LLAMA || cfg.arch == ARCH_ARCEE) && cfg.C % cfg.NH) {
+    if (FAMILY_WHOLE_HEADS >> cfg.arch & 1 && cfg.C % cfg.NH) {
         return error_set(
             error, "--arch",
             "transformers wants the %d channels of %s to be a multiple of its %d heads; mistral and "
