@@ -127,8 +127,7 @@ static inline void ref_norm_forward(Real* out, const Real* inp, RefNorm norm) {
         const Real rstd = norm.rstd[n] = 1 / sqrt(squares / C + norm.eps);
         for (size_t c = 0; c < C; c++) {
             const Real y = (x[c] - center) * rstd;
-            out[n * C + c] =
-                norm.factor * y * ref_norm_weight_(norm, c) + (norm.bias ? norm.bias[c] : 0);
+            out[n * C + c] = norm.factor * y * ref_norm_weight_(norm, c) + (norm.bias ? norm.bias[c] : 0);
         }
         if (norm.mean) {
             norm.mean[n] = center;

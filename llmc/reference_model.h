@@ -20,10 +20,10 @@ typedef struct {
 // Sizes of a model, and the numbers in its formulas.
 typedef struct {
     size_t B, T, N, C, NH, KV, HS, Q, QKV, F, V, Vp;
-    size_t G;     // columns before the activation for each one after it: 2 with gates
-    size_t E, Fs; // experts, or 0; hidden units of the shared expert
+    size_t G;             // columns before the activation for each one after it: 2 with gates
+    size_t E, Fs;         // experts, or 0; hidden units of the shared expert
     size_t before, after; // 1 if branches have a norm there
-    size_t A;     // columns of the hidden layers after the activation: F, of each expert
+    size_t A;             // columns of the hidden layers after the activation: F, of each expert
     const Architecture* kinds;
 } RefSizes;
 
@@ -291,7 +291,11 @@ static inline RefHeads ref_heads_(const RefModel* m, int l) {
                       m->cfg.attention_softcap};
 }
 static inline RefHeadNorm ref_head_norm_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
-    return (RefHeadNorm){m->sizes.kinds->heads, p->qnormw, p->knormw, a->qk_rstd, m->eps,
+    return (RefHeadNorm){m->sizes.kinds->heads,
+                         p->qnormw,
+                         p->knormw,
+                         a->qk_rstd,
+                         m->eps,
                          norm_parts(m->sizes.kinds->norm).offset};
 }
 
@@ -375,7 +379,8 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     const RefHeads heads = ref_heads_(m, l);
     const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
     const RefActivations a = ref_in_block_(ref_activations_(m, m->acts, l));
-    const RefActivations da = ref_in_block_(ref_activations_(m, m->dacts, l)), dnext = ref_activations_(m, m->dacts, l + 1);
+    const RefActivations da = ref_in_block_(ref_activations_(m, m->dacts, l)),
+                         dnext = ref_activations_(m, m->dacts, l + 1);
     ref_branch_backward_(m, dnext.stream, da.residual2, da.ln2post, da.fcproj, dp.ln2postw, a.fcproj,
                          ref_row_norm_(m, p.ln2postw, NULL, NULL, a.ln2post_rstd));
     ref_mlp_backward_(m, &p, &dp, &a, &da, starts);
@@ -406,7 +411,8 @@ static inline void ref_multiply_(Real* x, Real factor, size_t n) {
 
 // Divides the logits, or their gradients, as the model does.
 static inline void ref_divide_logits_(const RefModel* m, Real* logits) {
-    ref_multiply_(logits, m->cfg.logits_divisor > 0 ? 1 / (Real)m->cfg.logits_divisor : 1, m->sizes.N * m->sizes.Vp);
+    ref_multiply_(logits, m->cfg.logits_divisor > 0 ? 1 / (Real)m->cfg.logits_divisor : 1,
+                  m->sizes.N * m->sizes.Vp);
 }
 
 // Returns the loss: the mean over the targets, without the z-loss. tokens, targets, starts (B, T);

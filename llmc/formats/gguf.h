@@ -453,7 +453,8 @@ static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
     }
     if (FAMILY_GRANITE >> cfg.arch & 1) { // all four must be there
         gguf_own_float_(w, "attention.scale",
-                        cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg)));
+                        cfg.attention_scale > 0 ? cfg.attention_scale
+                                                : 1 / sqrtf((float)model_head_size(cfg)));
         gguf_own_float_(w, "embedding_scale", model_embedding_factor(cfg));
         gguf_own_float_(w, "residual_scale", model_residual_factor(cfg));
         gguf_own_float_(w, "logit_scale", cfg.logits_divisor > 0 ? cfg.logits_divisor : 1);

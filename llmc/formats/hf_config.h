@@ -64,7 +64,7 @@ typedef struct {
     HfRope rope, old_rope, rope_of[2]; // rope_of: of layers without a window, and with one
     int unrotated_every, num_rotated;  // no_rope_layer_interval; numbers in no_rope_layers
     uint8_t rotated[MODEL_MAX_LAYERS];
-    float query_scalar; // scores are divided by its root; 0: the family has a scale of its own
+    float query_scalar;           // scores are divided by its root; 0: the family has a scale of its own
     int has_windows, full_layers; // use_sliding_window, max_window_layers
     int num_layer_types;
     uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types

@@ -273,7 +273,8 @@ static void hf_write_experts_(FILE* file, ModelConfig cfg) {
 // Writes how scores are scaled and capped.
 static void hf_write_scores_(FILE* file, ModelConfig cfg) {
     const HfFamily* family = &hf_families[cfg.arch];
-    const float scale = cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg));
+    const float scale =
+        cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg));
     if (family->query_scalar > 0) {
         fprintf(file, "  \"query_pre_attn_scalar\": %s,\n  \"attn_logit_softcapping\": %s,\n",
                 hf_number_(hf_query_scalar_(scale)).text,
@@ -301,10 +302,11 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
     }
     hf_write_scores_(file, cfg);
     if (FAMILY_GRANITE >> cfg.arch & 1) {
-        fprintf(file,
-                "  \"embedding_multiplier\": %s,\n  \"residual_multiplier\": %s,\n  \"logits_scaling\": %s,\n",
-                hf_number_(model_embedding_factor(cfg)).text, hf_number_(model_residual_factor(cfg)).text,
-                hf_number_(cfg.logits_divisor > 0 ? cfg.logits_divisor : 1).text);
+        fprintf(
+            file,
+            "  \"embedding_multiplier\": %s,\n  \"residual_multiplier\": %s,\n  \"logits_scaling\": %s,\n",
+            hf_number_(model_embedding_factor(cfg)).text, hf_number_(model_residual_factor(cfg)).text,
+            hf_number_(cfg.logits_divisor > 0 ? cfg.logits_divisor : 1).text);
     }
     hf_write_rope_(file, cfg, &hf_families[cfg.arch]);
     hf_write_windows_(file, cfg);

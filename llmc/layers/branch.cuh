@@ -54,21 +54,23 @@ static inline BranchGpu branch_of_(const LayerPassGpu* layer, const BranchTensor
 static inline BranchGpu branch_of_attention(const LayerPassGpu* layer, const floatX* inp) {
     const ModelParameters* p = &layer->p;
     const ModelActivations* a = &layer->a;
-    const BranchTensorsGpu t = {p->ln1w,     p->ln1b,     p->ln1postw,    a->ln1,
+    const BranchTensorsGpu t = {p->ln1w,     p->ln1b,     p->ln1postw,   a->ln1,
                                 a->ln1_mean, a->ln1_rstd, a->ln1post_in, a->ln1post_rstd};
     return branch_of_(layer, &t, inp, a->residual2);
 }
 static inline BranchGpu branch_of_mlp(const LayerPassGpu* layer, floatX* out) {
     const ModelParameters* p = &layer->p;
     const ModelActivations* a = &layer->a;
-    const BranchTensorsGpu t = {p->ln2w,     p->ln2b,     p->ln2postw,    a->ln2,
+    const BranchTensorsGpu t = {p->ln2w,     p->ln2b,     p->ln2postw,   a->ln2,
                                 a->ln2_mean, a->ln2_rstd, a->ln2post_in, a->ln2post_rstd};
     return branch_of_(layer, &t, a->residual2, out);
 }
 
 // Return 1 if the backward pass reads out; and if nothing is between out and the sum.
 static inline int branch_keeps_out(const BranchGpu* b) { return branch_has_norm_(&b->after); }
-static inline int branch_is_plain(const BranchGpu* b) { return !branch_has_norm_(&b->after) && b->factor == 1; }
+static inline int branch_is_plain(const BranchGpu* b) {
+    return !branch_has_norm_(&b->after) && b->factor == 1;
+}
 
 // Return what the branch sets, and what it adds there; NULL: nothing.
 static inline floatX* branch_to(const BranchGpu* b) { return branch_is_plain(b) ? b->sum : b->out; }
@@ -123,7 +125,8 @@ static inline const floatX* branch_leave_backward(const BranchGpu* b, const Bran
         return dsum;
     }
     if (branch_has_norm_(&b->after)) {
-        norm_backward(d->dout, GRADIENT_SET, &dafter, dsum, (const floatX*)b->out, &b->after, d->scratch, gpu);
+        norm_backward(d->dout, GRADIENT_SET, &dafter, dsum, (const floatX*)b->out, &b->after, d->scratch,
+                      gpu);
     } else {
         residual_sum(d->dout, (const floatX*)NULL, dsum, b->factor, branch_elements_(b), gpu);
     }

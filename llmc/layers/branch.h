@@ -53,14 +53,14 @@ static inline Branch branch_of_(const LayerPass* layer, const BranchTensors* t, 
 static inline Branch branch_of_attention(const LayerPass* layer, const float* inp) {
     const ModelParameters* p = &layer->p;
     const ModelActivations* a = &layer->a;
-    const BranchTensors t = {p->ln1w,     p->ln1b,     p->ln1postw,    a->ln1,
+    const BranchTensors t = {p->ln1w,     p->ln1b,     p->ln1postw,   a->ln1,
                              a->ln1_mean, a->ln1_rstd, a->ln1post_in, a->ln1post_rstd};
     return branch_of_(layer, &t, inp, a->residual2);
 }
 static inline Branch branch_of_mlp(const LayerPass* layer, float* out) {
     const ModelParameters* p = &layer->p;
     const ModelActivations* a = &layer->a;
-    const BranchTensors t = {p->ln2w,     p->ln2b,     p->ln2postw,    a->ln2,
+    const BranchTensors t = {p->ln2w,     p->ln2b,     p->ln2postw,   a->ln2,
                              a->ln2_mean, a->ln2_rstd, a->ln2post_in, a->ln2post_rstd};
     return branch_of_(layer, &t, a->residual2, out);
 }

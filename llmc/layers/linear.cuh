@@ -574,8 +574,8 @@ static inline void linear_embedding(const LayerPassGpu* layer) {
         norm_unit_forward(a->encoded, a->encoded_rstd, R, C, model_norm_eps(layer->cfg), layer->linear->gpu);
     }
     if (factor != 1) {
-        residual_sum(a->encoded, (const floatX*)NULL, (const floatX*)a->encoded, factor, (size_t)R * (size_t)C,
-                     layer->linear->gpu);
+        residual_sum(a->encoded, (const floatX*)NULL, (const floatX*)a->encoded, factor,
+                     (size_t)R * (size_t)C, layer->linear->gpu);
     }
 }
 

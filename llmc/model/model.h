@@ -78,9 +78,10 @@ typedef enum { WINDOWS_NONE, WINDOWS_ALL, WINDOWS_ANY } WindowsKind;
 typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
 
 // clang-format off
-// Architectures: the word of --arch, and the kinds of their operations. Of a new model: whether the classifier has a matrix of its own, the cap of logits (0: the
-// architecture has none), the random weights.
-//  architecture   word        positions          norm            norms of branches queries, keys activation        biases       windows       router          embedding        head cap random weights
+// Architectures: the word of --arch, and the kinds of their operations. Of a new model: whether the
+// classifier has a matrix of its own, the cap of logits (0: the architecture has none), the random
+// weights.
+//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights
 #define ARCHITECTURES(X) \
   X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
   X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \

@@ -313,7 +313,8 @@ template <class T, class ACTIVATION>
 static inline void gated_launch_forward_(T* act, const T* pre, size_t n, size_t F, int aligned,
                                          const Gpu* gpu) {
     const int packs = aligned && F % Pack<T>::SIZE == 0;
-    launch(packs ? gated_forward_kernel<T, ACTIVATION, Pack<T>::SIZE> : gated_forward_kernel<T, ACTIVATION, 1>,
+    launch(packs ? gated_forward_kernel<T, ACTIVATION, Pack<T>::SIZE>
+                 : gated_forward_kernel<T, ACTIVATION, 1>,
            activation_blocks_(n, packs ? Pack<T>::SIZE : 1), ACTIVATION_THREADS, 0, gpu, act, pre, n, (int)F);
 }
 

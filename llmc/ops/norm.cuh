@@ -714,8 +714,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
 // order  fixed: rows of a group in order
 template <class T, NormKind KIND>
 __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp, NormGpu<T> of,
-                                          NormWeights_<T> weights, int group_rows,
-                                          GradientMode dinp_mode) {
+                                          NormWeights_<T> weights, int group_rows, GradientMode dinp_mode) {
     const int N = of.N, C = of.C, first = blockIdx.x * group_rows, end = min(first + group_rows, N);
     float *dweight = partial + 3 * (size_t)blockIdx.x * C, *dbias = dweight + C, *dinp_sum = dbias + C;
     for (int n = first; n < end; n++) {

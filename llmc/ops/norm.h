@@ -7,7 +7,7 @@ residual sum before it: the contract, and the CPU version.
     NORM_RMS         rstd = 1 / sqrt(sum_c inp^2 / C + eps)
                      out  = norm weight factor                 with norm = inp rstd
     NORM_RMS_PLUS    out  = norm (1 + weight) factor
-    NORM_RMS_ALONE   out  = norm factor: RMS without weights
+    NORM_RMS_ALONE   out  = norm: RMS without weights
 
     out, inp, dout, dinp     (N, C)   one row per token
     mean, rstd               (N)      fp32; kept for the backward pass
@@ -91,7 +91,7 @@ static inline double norm_unit_bytes(double N, double C, double element_bytes) {
 // A norm of N rows, with what its forward pass keeps.
 typedef struct {
     NormKind kind;
-    float eps, factor;          // 1: no factor; kinds of RMS only
+    float eps, factor;          // 1: no factor; kinds of RMS with weights only
     const float *weight, *bias; // (C)
     float *mean, *rstd;         // (N), which the forward pass sets
     int N, C;
@@ -182,9 +182,9 @@ static void norm_layer_row_(float* out, const float* inp, const Norm* norm, int 
     norm->rstd[n] = r;
 }
 
-// Returns what multiplies column c of a row that is normalized by RMS.
-ALWAYS_INLINE float norm_weight_(const Norm* norm, float offset, int c) {
-    return norm->weight ? (norm->weight[c] + offset) * norm->factor : norm->factor;
+// Returns x of column c times its weight, if RMS has any.
+ALWAYS_INLINE float norm_weigh_(float x, const Norm* norm, float offset, int c) {
+    return norm->weight ? x * ((norm->weight[c] + offset) * norm->factor) : x;
 }
 
 static float norm_offset_(const Norm* norm) { return (float)norm_parts(norm->kind).offset; }
@@ -193,7 +193,7 @@ static void norm_rms_row_(float* out, const float* inp, const Norm* norm, int n)
     const float offset = norm_offset_(norm),
                 r = 1.0f / sqrtf(norm_square_(inp, 0, norm->C) / norm->C + norm->eps);
     for (int c = 0; c < norm->C; c++) {
-        out[c] = inp[c] * r * norm_weight_(norm, offset, c);
+        out[c] = norm_weigh_(inp[c] * r, norm, offset, c);
     }
     norm->rstd[n] = r;
 }
@@ -306,16 +306,16 @@ static void norm_rms_backward_row_(float* dinp, const float* dout, const float* 
     Vec dots = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
-        const Vec w = weight ? (vec_load(weight + c) + offset) * factor : vec_all(factor);
-        dots += vec_load(dout + c) * w * vec_load(inp + c);
+        const Vec d = vec_load(dout + c);
+        dots += (weight ? d * ((vec_load(weight + c) + offset) * factor) : d) * vec_load(inp + c);
     }
     float dot = vec_hsum(dots);
     for (; c < C; c++) {
-        dot += dout[c] * norm_weight_(norm, offset, c) * inp[c];
+        dot += norm_weigh_(dout[c], norm, offset, c) * inp[c];
     }
     const float slope = dot * rstd * rstd / C;
     for (c = 0; c < C; c++) {
-        const float change = rstd * (dout[c] * norm_weight_(norm, offset, c) - inp[c] * slope);
+        const float change = rstd * (norm_weigh_(dout[c], norm, offset, c) - inp[c] * slope);
         dinp[c] = (dinp_mode == GRADIENT_ADD ? dinp[c] : 0.0f) + change;
     }
 }

@@ -106,14 +106,14 @@ static void test_threads(const Bf16Kernel* kernel, ActivationKind kind, int N, i
     for (int t = 0; t < 3; t++) {
         threads_set(threads[t]);
         r[t] = results_of(kernel, &p, GRADIENT_SET);
-        EXPECT(ops_same_bits(r[t].out, r[0].out, (size_t)N * C), "%s: out with %d threads", activation_word(kind),
-               threads[t]);
+        EXPECT(ops_same_bits(r[t].out, r[0].out, (size_t)N * C), "%s: out with %d threads",
+               activation_word(kind), threads[t]);
         EXPECT(ops_same_bits(r[t].dinp, r[0].dinp, (size_t)N * C), "%s: dinp with %d threads",
                activation_word(kind), threads[t]);
         EXPECT(ops_same_bits(r[t].dfcw, r[0].dfcw, (size_t)p.H * C), "%s: dfcw with %d threads",
                activation_word(kind), threads[t]);
-        EXPECT(ops_same_bits(r[t].dfcb, r[0].dfcb, (size_t)p.H), "%s: dfcb with %d threads", activation_word(kind),
-               threads[t]);
+        EXPECT(ops_same_bits(r[t].dfcb, r[0].dfcb, (size_t)p.H), "%s: dfcb with %d threads",
+               activation_word(kind), threads[t]);
     }
     threads_set(before);
     ops_close("threads");

@@ -306,14 +306,15 @@ TEST(architectures) {
                      wanted = 157 * 36 + wpe + 3 * cases[i].weights_per_block + cases[i].weights_once;
         const size_t bytes = model_parameter_rows(rows, cfg);
         expect_layout(rows, MODEL_PARAMETER_ROWS, bytes);
-        EXPECT(strcmp(absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts, has_after), cases[i].parameters) == 0,
+        EXPECT(strcmp(absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts, has_after), cases[i].parameters) ==
+                   0,
                "%s lacks %s", word, absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts, has_after));
         EXPECT(model_count_parameters(cfg) == wanted, "%s: %.0f parameters, wanted %.0f", word,
                model_count_parameters(cfg), wanted);
         const size_t room = model_activation_rows(activations, cfg, B, T, RECOMPUTE_NONE, cfg.L, 0, B * T);
         expect_layout(activations, MODEL_ACTIVATION_ROWS, room);
-        EXPECT(strcmp(absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts, has_after), cases[i].activations) ==
-                   0,
+        EXPECT(strcmp(absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts, has_after),
+                      cases[i].activations) == 0,
                "%s lacks %s", word, absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts, has_after));
     }
 }

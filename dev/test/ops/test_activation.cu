@@ -11,7 +11,8 @@ static void compare(const float* got, const double* want, const double* factor, 
                     const char* what) {
     for (size_t i = 0; i < n; i++) {
         EXPECT_NEAR(got[i], want[i], roundoff<T>() * fabs(want[i]) + 0x1p-19 * factor[i] + 0x1p-25,
-                    "%s of %s, element %zu of %zu, %s", what, activation_word(kind), i, n, dtype_name(DTYPE_OF(T)));
+                    "%s of %s, element %zu of %zu, %s", what, activation_word(kind), i, n,
+                    dtype_name(DTYPE_OF(T)));
     }
 }
 

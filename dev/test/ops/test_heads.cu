@@ -41,7 +41,8 @@ static Results on_cpu(const Case* c, int T) {
     const size_t n = rows(c) * attention_qkv_size(c->sizes);
     const Results r = {ops_copy(c->x, n), ops_copy(c->dout, n), ops_floats(Q), ops_floats(K)};
     Memory memory = memory_on_host();
-    Heads heads = {c->kind, EPS, offset_of(c), c->sizes, {NULL, HS}, c->positions, c->weights, c->weights + Q, NULL, NULL};
+    Heads heads = {c->kind,      EPS,        offset_of(c),   c->sizes, {NULL, HS},
+                   c->positions, c->weights, c->weights + Q, NULL,     NULL};
     heads.raw = ops_floats(rows(c) * count * HS);
     heads.rstd = ops_floats(rows(c) * count);
     if (c->dims > 0) {
@@ -73,7 +74,8 @@ template <class X> static Results on_gpu(const Case* c, int T, const Gpu* gpu) {
     float *dq = upload_rounded<float>(onto, Q, 0, gpu), *dk = upload_rounded<float>(onto, K, 0, gpu);
     int* positions = NULL;
     Memory memory = memory_on_gpu();
-    HeadsGpu<X> heads = {c->kind, EPS, offset_of(c), c->sizes, {NULL, HS}, NULL, weights, weights + Q, raw, rstd};
+    HeadsGpu<X> heads = {c->kind, EPS,     offset_of(c), c->sizes, {NULL, HS},
+                         NULL,    weights, weights + Q,  raw,      rstd};
     if (c->positions) {
         positions = upload_ints(c->positions, rows(c), gpu);
     }

@@ -99,14 +99,16 @@ static void backward_magnitude(const NormCase* l, const Magnitude* m) {
         const double *x = l->inp + n * l->C, *d = l->dout + n * l->C, rstd = l->rstd[n];
         double sum = 0, dot = 0;
         for (int c = 0; c < l->C; c++) {
-            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd, g = fabs(d[c]) * weight_size(l->kind, l->weight[c]);
+            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd,
+                         g = fabs(d[c]) * weight_size(l->kind, l->weight[c]);
             sum += g / l->C;
             dot += g * norm / l->C;
             m->dweight[c] += fabs(d[c]) * norm;
             m->dbias[c] += fabs(d[c]);
         }
         for (int c = 0; c < l->C; c++) {
-            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd, g = fabs(d[c]) * weight_size(l->kind, l->weight[c]);
+            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd,
+                         g = fabs(d[c]) * weight_size(l->kind, l->weight[c]);
             m->dinp[n * l->C + c] = rstd * (g + sum + norm * dot);
         }
     }
@@ -153,8 +155,8 @@ static void test_size(NormKind kind, int N, int C, float offset) {
     }
     const NormCase l = norm_case_open(kind, N, C, inp, weight, bias, dout);
     const Magnitude m = magnitude_open(&l);
-    const RefNorm ref = {kind,     l.weight,        l.bias, has_mean(kind) ? l.mean : NULL, l.rstd,
-                         NORM_EPS, factor_of(kind), N,      C};
+    const RefNorm ref = {
+        kind, l.weight, l.bias, has_mean(kind) ? l.mean : NULL, l.rstd, NORM_EPS, factor_of(kind), N, C};
     ref_norm_forward(l.out, l.inp, ref);
     forward_magnitude(&l, &m);
     const Norm norm = norm_of(kind, weight, bias, mean, rstd, N, C);
@@ -276,9 +278,9 @@ TEST(constant_row) {
 static void test_sums(NormKind kind, int N, int C) {
     const size_t nc = (size_t)N * C;
     float *left = ops_normal(nc, 1), *right = ops_normal(nc, 1), *weight = random_weight(kind, C),
-          *bias = random_bias(kind, C), *mean = ops_floats(N), *rstd = ops_floats(N), *normed = ops_floats(nc),
-          *want = ops_floats(nc), *sum = ops_floats(nc), *again = ops_floats(nc), *out = ops_floats(nc),
-          *want_out = ops_floats(nc);
+          *bias = random_bias(kind, C), *mean = ops_floats(N), *rstd = ops_floats(N),
+          *normed = ops_floats(nc), *want = ops_floats(nc), *sum = ops_floats(nc), *again = ops_floats(nc),
+          *out = ops_floats(nc), *want_out = ops_floats(nc);
     const Norm norm = norm_of(kind, weight, bias, mean, rstd, N, C);
     const ResidualSum after = {left, right, 1, &norm}, scaled = {left, right, 0.22f, NULL};
     norm_forward_cpu(normed, right, &norm);

@@ -147,7 +147,8 @@ template <class T> static void test_forward(NormCase* l, const Device<T>* d, con
     double *out = ops_doubles(nc), *mean = ops_doubles(N), *rstd = ops_doubles(N);
     ref_norm_forward(out, ops_widen(l->inp, nc),
                      {l->kind, ops_widen(l->weight, C), ops_widen(l->bias, C),
-                      norm_parts(l->kind).has_mean ? mean : NULL, rstd, NORM_EPS, factor_of(l->kind), (size_t)N, (size_t)C});
+                      norm_parts(l->kind).has_mean ? mean : NULL, rstd, NORM_EPS, factor_of(l->kind),
+                      (size_t)N, (size_t)C});
     forward(l, d, gpu);
     l->mean = norm_parts(l->kind).has_mean ? download(d->mean, N, gpu) : ops_normal(N, 0);
     l->rstd = download(d->rstd, N, gpu);
@@ -272,8 +273,8 @@ template <class T> static void test_sums(NormKind kind, int N, int C, size_t shi
     NormCase l = norm_case_open(kind, N, C);
     const Device<T> d = device_open<T>(&l, shift, gpu);
     const NormGpu<T> norm = norm_of(&l, &d);
-    const RefNorm ref = {kind, ops_widen(l.weight, C), NULL, NULL, ops_doubles(N), NORM_EPS, factor_of(kind),
-                         (size_t)N, (size_t)C};
+    const RefNorm ref = {kind,     ops_widen(l.weight, C), NULL,      NULL,     ops_doubles(N),
+                         NORM_EPS, factor_of(kind),        (size_t)N, (size_t)C};
     double *want = ops_doubles(nc), *size = ops_doubles(nc), *inp = ops_widen(l.inp, nc);
     ref_norm_forward(want, inp, ref);
     for (size_t i = 0; i < nc; i++) {

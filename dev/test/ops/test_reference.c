@@ -17,7 +17,7 @@ typedef struct Operation {
     ActivationKind activation;
     RouterKind router;
     double softcap, scale, z_loss, balance;
-    double factor; // of norms
+    double factor;              // of norms
     double weight, temperature; // of a teacher
 } Operation;
 
@@ -77,8 +77,8 @@ static void embedding_backward(const Operation* op) {
 }
 
 static RefNorm norm_of(const Operation* op, NormKind kind) {
-    return (RefNorm){kind,         op->x[1], op->x[2], kind == NORM_LAYER ? op->kept : NULL,
-                     op->kept_too, 1e-5,     op->factor, N,        C};
+    return (RefNorm){kind,       op->x[1], op->x[2], kind == NORM_LAYER ? op->kept : NULL, op->kept_too, 1e-5,
+                     op->factor, N,        C};
 }
 
 static void norm_forward(const Operation* op) {
@@ -109,7 +109,8 @@ static void linear_backward(const Operation* op) {
 }
 
 static void attention_forward(const Operation* op) {
-    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
+    ref_attention_forward(op->out, op->kept, op->x[0], op->starts,
+                          (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
 }
 static void attention_backward(const Operation* op) {
     ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
@@ -423,13 +424,12 @@ static void set_parameters(const RefModel* model) {
     static const struct {
         const char* name;
         int number, is_norm;
-    } of[] = {{"wte", 0, 0},      {"wpe", 1, 0},      {"ln1w", 2, 1},   {"ln1b", 3, 0},
-              {"qkvw", 4, 0},     {"qkvb", 5, 0},     {"qnormw", 6, 1}, {"knormw", 7, 1},
-              {"attprojw", 8, 0}, {"attprojb", 9, 0}, {"ln2w", 10, 1},  {"ln2b", 11, 0},
-              {"routerw", 12, 0}, {"routerb", 13, 0}, {"fcw", 14, 0},   {"fcb", 15, 0},
-              {"fcprojw", 16, 0}, {"fcprojb", 17, 0}, {"sfcw", 18, 0},  {"sfcprojw", 19, 0},
-              {"lnfw", 20, 1},    {"lnfb", 21, 0},    {"head", 22, 0},  {"ln1postw", 23, 1},
-              {"ln2postw", 24, 1}};
+    } of[] = {
+        {"wte", 0, 0},   {"wpe", 1, 0},      {"ln1w", 2, 1},     {"ln1b", 3, 0},      {"qkvw", 4, 0},
+        {"qkvb", 5, 0},  {"qnormw", 6, 1},   {"knormw", 7, 1},   {"attprojw", 8, 0},  {"attprojb", 9, 0},
+        {"ln2w", 10, 1}, {"ln2b", 11, 0},    {"routerw", 12, 0}, {"routerb", 13, 0},  {"fcw", 14, 0},
+        {"fcb", 15, 0},  {"fcprojw", 16, 0}, {"fcprojb", 17, 0}, {"sfcw", 18, 0},     {"sfcprojw", 19, 0},
+        {"lnfw", 20, 1}, {"lnfb", 21, 0},    {"head", 22, 0},    {"ln1postw", 23, 1}, {"ln2postw", 24, 1}};
     enum { COUNT = sizeof(of) / sizeof(of[0]) };
     EXPECT((int)COUNT == (int)MODEL_PARAMETER_ROWS, "a parameter without a number");
     for (int i = 0; i < (int)COUNT; i++) {
