@@ -391,40 +391,27 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-// The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
-// it. dfch (N, F); dqkv is only scratch here, attention sets it later.
-static void mlp_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
-    const Model* model = b->model;
-    const ModelActivations a = b->a;
-    const MlpLayerGradients dmlp =
-        mlp_gradients_of(d, &a, mode, model->zero.plan.trained_block, model->router_losses,
-                         router_statistics_of(model->router_statistics, b->l, model->cfg.E));
-    const BranchGradients dbranch2 = branch_gradients_of_mlp(d, &a, mode);
-    const float* dout = branch_leave_backward_cpu(&b->branch2, &dbranch2, a.dresidual);
-    mlp_backward_cpu(&b->mlp, &dmlp, dout, b->branch2.in); // branch (R, C), the gradient of ln2
-    branch_enter_backward_cpu(a.dresidual, &b->branch2, &dbranch2, a.branch);
-}
-
-// The attention of a block, likewise. dqkv (N, QKV); dfch is only scratch here.
-static void attention_backward_at(const Block* b, const ModelParameters* d, GradientMode mode) {
-    const ModelActivations a = b->a;
-    const SelfAttentionGradients dattention = self_attention_gradients_of(d, &a, mode);
-    const BranchGradients dbranch1 = branch_gradients_of_attention(d, &a, mode);
-    const float* dout = branch_leave_backward_cpu(&b->branch1, &dbranch1, a.dresidual);
-    self_attention_backward_cpu(&b->attention, &dattention, dout, b->branch1.in); // branch, of ln1
-    branch_enter_backward_cpu(a.dresidual, &b->branch1, &dbranch1, a.branch);
-}
-
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
-// in place.
+// in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F) and dqkv (N, QKV) are
+// scratch of the other layer.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
+    const ModelActivations a = b.a;
     const ModelParameters d = model->gradients[l];
     const GradientMode own = share_gradient_mode(model->cfg, l, mode);
+    const SelfAttentionGradients dattention = self_attention_gradients_of(&d, &a, own);
+    const MlpLayerGradients dmlp =
+        mlp_gradients_of(&d, &a, own, model->zero.plan.trained_block, model->router_losses,
+                         router_statistics_of(model->router_statistics, l, model->cfg.E));
+    const BranchGradients d1 = branch_gradients_of_attention(&d, &a, own),
+                          d2 = branch_gradients_of_mlp(&d, &a, own);
     block_recompute(&b, model->recompute);
     zero_clear_frozen_cpu(&model->zero, l);
-    mlp_backward_at(&b, &d, own);
-    attention_backward_at(&b, &d, own);
+    mlp_backward_cpu(&b.mlp, &dmlp, branch_leave_backward_cpu(&b.branch2, &d2, a.dresidual), b.branch2.in);
+    branch_enter_backward_cpu(a.dresidual, &b.branch2, &d2, a.branch);
+    self_attention_backward_cpu(&b.attention, &dattention,
+                                branch_leave_backward_cpu(&b.branch1, &d1, a.dresidual), b.branch1.in);
+    branch_enter_backward_cpu(a.dresidual, &b.branch1, &d1, a.branch);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.

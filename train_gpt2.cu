@@ -436,14 +436,6 @@ static LayerPassGpu layer_at(Model* model, int l, const Pass* pass) {
     return LayerPassGpu{model->cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
 }
 
-// Copies the residual stream after block l to the host, if it is offloaded.
-static void offload_residual(Model* model, int l, const Pass* pass) {
-    if (!pass->cached) {
-        offload_residual_out(&model->residuals, l, stream_into(model, l + 1, pass), stream_bytes(model, pass),
-                             &model->gpu);
-    }
-}
-
 // Fetches the residual stream that the block after the next one needs, after the backward pass has
 // used the one into block l: into the same memory.
 static void fetch_residual(Model* model, int l, const Pass* pass) {
@@ -499,7 +491,10 @@ static void block_forward(Block* b) {
     offload_residual_wait(&model->residuals, b->l - OFFLOAD_RESIDUALS, &model->gpu); // its memory
     mlp_forward_residual(branch_to(&b->branch2), branch_residual(&b->branch2), &b->mlp);
     branch_leave(&b->branch2); // the stream after the block (R, C) = residual2 + MLP of ln2
-    offload_residual(model, b->l, b->pass);
+    if (!b->pass->cached) {    // to the host, if it is offloaded
+        offload_residual_out(&model->residuals, b->l, b->branch2.sum, stream_bytes(model, b->pass),
+                             &model->gpu);
+    }
 }
 
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
@@ -623,54 +618,38 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
                                                             pass_tokens(pass), &model->linear)
                                        : none;
 }
-
-// The MLP of a block: turns dresidual (R, C), the gradient of the stream after it, into that before
-// it. dfch (N, F).
-static void mlp_backward_at(const Block* b, const ModelGradients* d, GradientMode mode) {
-    Model* model = b->model;
-    const ModelActivations a = b->a;
-    const MlpGradientsGpu dmlp =
-        mlp_gradients_of(d, &a, mode, zero_neighbor_elements(&model->zero.plan), model->router_losses,
-                         router_statistics_of(model->results.statistics, b->l, model->cfg.E));
-    // dresidual, and its column sums: the gradient of attprojb (C)
-    const NormGradients dnorm2 = {d->ln2w, d->ln2b, mode, d->attprojb, mode, {}};
-    const BranchGradientsGpu dbranch2 = {dnorm2, d->ln2postw, a.dbranch, &model->norm_scratch};
-    const floatX* dout = branch_leave_backward(&b->branch2, &dbranch2, a.dresidual);
-    mlp_backward(&b->mlp, &dmlp, dout, b->branch2.in); // branch (R, C), the gradient of ln2
-    branch_enter_backward(a.dresidual, &b->branch2, &dbranch2, a.branch);
-}
-
-// The attention of a block, likewise. dqkv (N, QKV).
-static void attention_backward_at(const Block* b, const ModelGradients* d, GradientMode mode,
-                                  GradientMode below) {
-    Model* model = b->model;
-    const ModelActivations a = b->a;
-    const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(d, &a, mode);
-    // dresidual, and the gradient of fcprojb (C) of the block before
-    BranchGradientsGpu dbranch1 = {{d->ln1w, d->ln1b, mode, bias_grad_into(model, b->l), below, {}},
-                                   d->ln1postw,
-                                   a.dbranch,
-                                   &model->norm_scratch};
-    const floatX* dout = branch_leave_backward(&b->branch1, &dbranch1, a.dresidual);
-    self_attention_backward(&b->attention, &dattention, dout, b->branch1.in); // branch, of ln1
-    if (b->l > 0) {
-        wait_for_buffer(model, b->l - 1);
-    }
-    dbranch1.before.codes = stream_codes(model, b->l - 1, b->pass);
-    branch_enter_backward(a.dresidual, &b->branch1, &dbranch1, a.branch);
 }
 
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
-// in place.
+// in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F), dqkv (N, QKV).
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
+    const ModelActivations a = b.a;
     const ModelGradients d = gradients_at_layer(model, l);
     const GradientMode own = share_gradient_mode(model->cfg, l, mode),
                        below = l > 0 ? share_gradient_mode(model->cfg, l - 1, mode) : own;
+    const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(&d, &a, own);
+    const MlpGradientsGpu dmlp =
+        mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->zero.plan), model->router_losses,
+                         router_statistics_of(model->results.statistics, l, model->cfg.E));
+    // dresidual, and its column sums: the gradients of attprojb, and of fcprojb of the block before (C)
+    const BranchGradientsGpu d2 = {
+        {d.ln2w, d.ln2b, own, d.attprojb, own, {}}, d.ln2postw, a.dbranch, &model->norm_scratch};
+    BranchGradientsGpu d1 = {{d.ln1w, d.ln1b, own, bias_grad_into(model, l), below, {}},
+                             d.ln1postw,
+                             a.dbranch,
+                             &model->norm_scratch};
     block_recompute(&b, model->recompute);
     zero_clear_frozen(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
-    mlp_backward_at(&b, &d, own);
-    attention_backward_at(&b, &d, own, below);
+    mlp_backward(&b.mlp, &dmlp, branch_leave_backward(&b.branch2, &d2, a.dresidual), b.branch2.in);
+    branch_enter_backward(a.dresidual, &b.branch2, &d2, a.branch);
+    self_attention_backward(&b.attention, &dattention, branch_leave_backward(&b.branch1, &d1, a.dresidual),
+                            b.branch1.in);
+    if (l > 0) {
+        wait_for_buffer(model, l - 1);
+    }
+    d1.before.codes = stream_codes(model, l - 1, pass);
+    branch_enter_backward(a.dresidual, &b.branch1, &d1, a.branch);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.

@@ -28,7 +28,6 @@ ONLY = {
         "model_push": "batches move to the GPU",
         "wait_for_buffer": "the reduction runs beside the backward pass",
         "bias_grad_into": "the gradient of a bias comes from another kernel",
-        "offload_residual": "residuals may be offloaded",
         "fetch_residual": "residuals may be offloaded",
         "micro_step_begin": "a micro-step may be a graph",
         "last_bias_backward": "the gradient of a bias comes from another kernel",

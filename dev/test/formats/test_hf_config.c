@@ -354,7 +354,7 @@ TEST(refusals) {
         Refused config;
         const char* words;
     } cases[] = {
-        {{"gemma2", ""}, "model_type is gemma2, wanted one of gpt2, llama, mistral, qwen2"},
+        {{"phi3", ""}, "model_type is phi3, wanted one of gpt2, llama, mistral, qwen2"},
         {{"llama", "'hidden_act':'gelu'"}, "hidden_act is gelu, wanted silu"},
         {{"arcee", "'hidden_act':'silu'"}, "hidden_act is silu, wanted relu2"},
         {{"llama", "'attention_bias':true"}, "attention_bias is true, wanted false"},

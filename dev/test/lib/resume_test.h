@@ -27,7 +27,7 @@ static inline int resume_run_(const char* line) {
     fflush(stdout);
     const int screen = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);
     dup2(nowhere, STDOUT_FILENO);
-    const int status = pretrain(argc, argv);
+    const int status = run_program(argc, argv, &trainer, train);
     fflush(stdout);
     dup2(screen, STDOUT_FILENO);
     close(screen);
