@@ -618,7 +618,6 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
                                                             pass_tokens(pass), &model->linear)
                                        : none;
 }
-}
 
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
 // in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F), dqkv (N, QKV).
