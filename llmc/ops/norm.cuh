@@ -1,8 +1,8 @@
 /*
 norm.cuh -- norms (norm.h) on the GPU, on T = float, bf16 or fp16, computed in fp32.
 
-The kernels are templates on the kind: NORM_LAYER, or NORM_RMS, which is also RMS_PLUS with an offset
-of 1, and RMS_ALONE if it has no weights.
+The kernels are templates on the kind: NORM_LAYER; NORM_RMS, which is also RMS_ALONE if it has no
+weights; or NORM_RMS_PLUS, which is any kind of RMS with an offset, a factor or a residual.
 
 Results do not depend on the GPU. The split of rows into groups depends only on N. dweight and dbias
 are summed row by row within a group, then over the groups in a fixed order.
@@ -91,22 +91,29 @@ template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* f
     }
 }
 
-// Weights as in memory, and the two numbers that make them what multiplies a row: (weight + offset)
-// factor, or without weights, factor.
-template <class T> struct NormWeights_ {
-    const T* weight;
+// Numbers that NORM_RMS_PLUS has besides its weights: it multiplies a row by (weight + offset)
+// factor, or without weights by 1; a residual (N, C) that the forward pass adds, or NULL.
+template <class T> struct NormPlus_ {
     float offset, factor;
+    const T* residual;
 };
 
-// Loads what multiplies columns c ... of a row.
-template <int WIDTH, class T>
-__device__ inline void norm_load_weight_(float* to, const NormWeights_<T>& of, int c) {
-    if (of.weight) {
-        load_floats<WIDTH>(to, of.weight + c);
-    }
+// Loads what multiplies columns c ... of a row of RMS.
+template <int WIDTH, NormKind KIND, class T>
+__device__ inline void norm_load_weight_(float* to, const T* weight, const NormPlus_<T>& plus, int c) {
+    if (weight) {
+        load_floats<WIDTH>(to, weight + c);
+    } else {
 #pragma unroll
-    for (int i = 0; i < WIDTH; i++) {
-        to[i] = of.weight ? (to[i] + of.offset) * of.factor : of.factor;
+        for (int i = 0; i < WIDTH; i++) {
+            to[i] = 1.0f;
+        }
+    }
+    if constexpr (KIND == NORM_RMS_PLUS) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            to[i] = (to[i] + plus.offset) * plus.factor;
+        }
     }
 }
 
@@ -145,28 +152,36 @@ template <NormKind KIND> __device__ inline float norm_mean_(float sum, int C) {
     }
 }
 
-// Loads what multiplies columns c ... of a row, and what is added to them: the biases of NORM_LAYER,
-// the residual of RMS if it ADDS one, or zeros.
-template <int WIDTH, NormKind KIND, bool ADDS, class T>
-__device__ inline void norm_load_parameters_(float* w, float* b, const NormWeights_<T>& weights,
-                                             const T* added, int c) {
+// Loads what multiplies columns c ... of row n, and what is added to them: biases, a residual, zeros.
+template <int WIDTH, NormKind KIND, class T>
+__device__ inline void norm_load_parameters_(float* w, float* b, const T* weight, const T* bias,
+                                             const NormPlus_<T>& plus, size_t row, int c) {
     if constexpr (KIND == NORM_LAYER) {
-        load_floats<WIDTH>(w, weights.weight + c);
+        load_floats<WIDTH>(w, weight + c);
+        load_floats<WIDTH>(b, bias + c);
     } else {
-        norm_load_weight_<WIDTH>(w, weights, c);
-    }
-    if constexpr (KIND == NORM_LAYER || ADDS) {
-        load_floats<WIDTH>(b, added + c);
-    } else {
+        norm_load_weight_<WIDTH, KIND>(w, weight, plus, c);
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             b[i] = 0.0f;
         }
     }
+    if constexpr (KIND == NORM_RMS_PLUS) {
+        if (plus.residual) {
+            load_floats<WIDTH>(b, plus.residual + row + c);
+        }
+    }
 }
 
-template <class T> static inline NormWeights_<T> norm_weights_(const NormGpu<T>* norm) {
-    return {norm->weight, (float)norm_parts(norm->kind).offset, norm->factor};
+// Returns the kind of the kernels for a norm, which may add a residual.
+template <class T> static inline NormKind norm_kernel_(const NormGpu<T>* norm, const T* residual) {
+    const int is_plain = (norm->factor == 1 || !norm->weight) && !norm_parts(norm->kind).offset && !residual;
+    assert(norm->kind != NORM_LAYER || is_plain);
+    return norm->kind == NORM_LAYER ? NORM_LAYER : is_plain ? NORM_RMS : NORM_RMS_PLUS;
+}
+
+template <class T> static inline NormPlus_<T> norm_plus_(const NormGpu<T>* norm, const T* residual) {
+    return {(float)norm_parts(norm->kind).offset, norm->weight ? norm->factor : 1.0f, residual};
 }
 
 // Calls `use(k, column, values)` for each of the thread's groups k of columns of a row.
@@ -219,19 +234,18 @@ __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bo
 }
 
 // A warp, or a block of up to 1024 threads, 768 with CODES, normalizes one row while it loads the
-// next. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory. `added`
-// is the bias, or with ADDS (N, C), the residual.
+// next. Thread i holds groups i, i + blockDim.x, ... of WIDTH columns, as they are in memory.
 // grid   up to the blocks that fit at once      block   (32, 8 rows), or (threads, 1)
 // shared 2 of block_sum
 // moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: also N*C bytes and N fp32
-//        out. ADDS: N*C in besides. Bound by memory.
+//        out. A residual: N*C in besides. Bound by memory.
 // order  fixed, the same for any grid
 // needs  C <= 4 WIDTH threads; C a multiple of WIDTH; aligned addresses if WIDTH is a pack,
 //        as with CODES
-template <class T, int WIDTH, NormKind KIND, bool CODES, bool ADDS>
+template <class T, int WIDTH, NormKind KIND, bool CODES>
 __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
-    norm_forward_kernel(T* out, E4m3Rows codes, float* mean, float* rstd, const T* inp,
-                        NormWeights_<T> weights, const T* added, int N, int C, float eps) {
+    norm_forward_kernel(T* out, E4m3Rows codes, float* mean, float* rstd, const T* inp, const T* weight,
+                        const T* bias, NormPlus_<T> plus, int N, int C, float eps) {
     const int first = (int)(blockIdx.x * blockDim.y + threadIdx.y), step = (int)(gridDim.x * blockDim.y);
     int4 row[NORM_ITEMS], next[NORM_ITEMS];
     norm_load_row_<WIDTH>(next, inp + (size_t)first * C, first < N, C);
@@ -258,7 +272,7 @@ __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
         const float r = 1.0f / sqrtf(norm_row_sum_(squares) / C + eps);
         norm_each_<T, WIDTH>(row, C, [&](int k, int c, float* x) {
             float w[WIDTH], b[WIDTH];
-            norm_load_parameters_<WIDTH, KIND, ADDS>(w, b, weights, added + (ADDS ? (size_t)n * C : 0), c);
+            norm_load_parameters_<WIDTH, KIND>(w, b, weight, bias, plus, (size_t)n * C, c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 x[i] = (x[i] - m) * r * w[i] + b[i];
@@ -282,9 +296,8 @@ __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
 // grid   N      block   1024      shared   two arrays of block_sum
 // moves  as norm_forward_kernel, if the rows being processed fit into the caches
 // order  fixed
-template <class T, NormKind KIND, bool ADDS>
-__global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm, NormWeights_<T> weights,
-                                         const T* added) {
+template <class T, NormKind KIND>
+__global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm, NormPlus_<T> plus) {
     const int C = norm.C;
     const size_t row = (size_t)blockIdx.x * C;
     float sum = 0, square = 0;
@@ -299,7 +312,7 @@ __global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm, 
     const float r = 1.0f / sqrtf(block_sum(square) / C + norm.eps);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         float w, b;
-        norm_load_parameters_<1, KIND, ADDS>(&w, &b, weights, added + (ADDS ? row : 0), c);
+        norm_load_parameters_<1, KIND>(&w, &b, norm.weight, norm.bias, plus, row, c);
         out[row + c] = from_float<T>((to_float(inp[row + c]) - m) * r * w + b);
     }
     if (threadIdx.x == 0) {
@@ -312,59 +325,60 @@ __global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm, 
 
 // Launches one warp per row if its registers can hold one, otherwise one block per row. Without
 // room for codes in the registers, a separate kernel makes them.
-template <class T, int WIDTH, NormKind KIND, bool ADDS>
-static inline void norm_launch_forward_(T* out, const T* inp, const T* added, const NormGpu<T>* norm,
+template <class T, int WIDTH, NormKind KIND>
+static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* norm, NormPlus_<T> plus,
                                         const Gpu* gpu) {
+    constexpr bool MAY_FUSE = WIDTH > 1 && KIND != NORM_RMS_PLUS;
     const int N = norm->N, C = norm->C;
     const int threads = 32 * ceil_div(C, 32 * WIDTH * NORM_ITEMS);
-    const bool fuses = norm->codes.codes && threads <= 32 * norm_forward_warps_(true);
+    const bool fuses = MAY_FUSE && norm->codes.codes && threads <= 32 * norm_forward_warps_(true);
     if (threads > 1024) {
-        launch(norm_forward_long_kernel<T, KIND, ADDS>, N, 1024, 0, gpu, out, inp, *norm, norm_weights_(norm),
-               added);
+        launch(norm_forward_long_kernel<T, KIND>, N, 1024, 0, gpu, out, inp, *norm, plus);
     } else {
-        const auto kernel = fuses ? norm_forward_kernel<T, WIDTH, KIND, (WIDTH > 1 && !ADDS), ADDS>
-                                  : norm_forward_kernel<T, WIDTH, KIND, false, ADDS>;
+        const auto kernel = fuses ? norm_forward_kernel<T, WIDTH, KIND, MAY_FUSE>
+                                  : norm_forward_kernel<T, WIDTH, KIND, false>;
         const int rows = threads == 32 ? NORM_ROWS : 1, warps = threads / 32 * rows,
                   most = gpu->multiprocessors * int_max(norm_forward_warps_(fuses) / warps, 1);
         launch(kernel, int_min(ceil_div(N, rows), most), dim3(threads, rows), 0, gpu, out, norm->codes,
-               norm->mean, norm->rstd, inp, norm_weights_(norm), added, N, C, norm->eps);
+               norm->mean, norm->rstd, inp, norm->weight, norm->bias, plus, N, C, norm->eps);
     }
     if (norm->codes.codes && !fuses) {
         e4m3_rows(norm->codes, (const T*)out, N, C, gpu);
     }
 }
 
-template <class T, NormKind KIND, bool ADDS>
-static inline void norm_forward_of_(T* out, const T* inp, const T* added, const NormGpu<T>* norm,
+template <class T, NormKind KIND>
+static inline void norm_forward_of_(T* out, const T* residual, const T* inp, const NormGpu<T>* norm,
                                     const Gpu* gpu) {
-    if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(out, inp, NULL) &&
-        norm_aligned_(norm->weight, added, NULL)) {
-        norm_launch_forward_<T, Pack<T>::SIZE, KIND, ADDS>(out, inp, added, norm, gpu);
+    const NormPlus_<T> plus = norm_plus_(norm, residual);
+    if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(out, inp, residual) &&
+        norm_aligned_(norm->weight, norm->bias, NULL)) {
+        norm_launch_forward_<T, Pack<T>::SIZE, KIND>(out, inp, norm, plus, gpu);
     } else {
         assert(!norm->codes.codes);
-        norm_launch_forward_<T, 1, KIND, ADDS>(out, inp, added, norm, gpu);
+        norm_launch_forward_<T, 1, KIND>(out, inp, norm, plus, gpu);
+    }
+}
+
+// Sets out = residual + norm of inp, for a kind of RMS; a residual of NULL is none.
+template <class T>
+static inline void norm_forward_residual(T* out, const T* residual, const T* inp, const NormGpu<T>* norm,
+                                         const Gpu* gpu) {
+    switch (norm_kernel_(norm, residual)) {
+    case NORM_LAYER:
+        return norm_forward_of_<T, NORM_LAYER>(out, residual, inp, norm, gpu);
+    case NORM_RMS_PLUS:
+        return norm_forward_of_<T, NORM_RMS_PLUS>(out, residual, inp, norm, gpu);
+    case NORM_RMS:
+    case NORM_RMS_ALONE:
+        return norm_forward_of_<T, NORM_RMS>(out, residual, inp, norm, gpu);
     }
 }
 
 // out may be inp: a thread reads its elements before it writes them.
 template <class T>
 static inline void norm_forward(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
-    switch (norm->kind) {
-    case NORM_LAYER:
-        return norm_forward_of_<T, NORM_LAYER, false>(out, inp, norm->bias, norm, gpu);
-    case NORM_RMS:
-    case NORM_RMS_PLUS:
-    case NORM_RMS_ALONE:
-        return norm_forward_of_<T, NORM_RMS, false>(out, inp, NULL, norm, gpu);
-    }
-}
-
-// Sets out = residual + norm of inp, for a kind of RMS. No codes.
-template <class T>
-static inline void norm_forward_residual(T* out, const T* residual, const T* inp, const NormGpu<T>* norm,
-                                         const Gpu* gpu) {
-    assert(norm->kind != NORM_LAYER && !norm->codes.codes);
-    norm_forward_of_<T, NORM_RMS, true>(out, inp, residual, norm, gpu);
+    norm_forward_residual(out, (const T*)NULL, inp, norm, gpu);
 }
 
 // A thread computes a pack, or an element.
@@ -528,16 +542,19 @@ __device__ inline void norm_add_to_sums_(NormSums_<WIDTH, THREADS>* sums, const 
     }
 }
 
-// Sets this thread's columns of the three partial sums of the block's group of rows.
-template <int WIDTH, int THREADS>
-__device__ inline void norm_store_columns_(float* partial, NormColumns_<WIDTH>* columns,
-                                           NormSums_<WIDTH, THREADS>* sums, float factor, int c, int C) {
-    constexpr int STEP = WIDTH == 1 ? 1 : 4; // floats that are stored at once
-    float* to = partial + 3 * (size_t)blockIdx.x * C + c;
+template <int WIDTH> __device__ inline void norm_scale_columns_(NormColumns_<WIDTH>* columns, float factor) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         columns->dweight[i] *= factor;
     }
+}
+
+// Sets this thread's columns of the three partial sums of the block's group of rows.
+template <int WIDTH, int THREADS>
+__device__ inline void norm_store_columns_(float* partial, NormColumns_<WIDTH>* columns,
+                                           NormSums_<WIDTH, THREADS>* sums, int c, int C) {
+    constexpr int STEP = WIDTH == 1 ? 1 : 4; // floats that are stored at once
+    float* to = partial + 3 * (size_t)blockIdx.x * C + c;
 #pragma unroll
     for (int i = 0; i < WIDTH; i += STEP) {
         norm_store_<STEP>(to + i, columns->dweight + i);
@@ -660,8 +677,8 @@ __host__ __device__ constexpr int norm_rows_at_once_(int width, int items) {
 template <class T, NormKind KIND, int WIDTH, int ITEMS, int WARPS, bool CODES>
 __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, norm_backward_blocks_(WARPS))
     norm_backward_kernel(T* dinp, E4m3Rows codes, float* partial, const T* dout, const T* inp,
-                         NormWeights_<T> weights, const float* mean, const float* rstd, int N, int C,
-                         int group_rows, GradientMode dinp_mode) {
+                         const T* weight, NormPlus_<T> plus, const float* mean, const float* rstd, int N,
+                         int C, int group_rows, GradientMode dinp_mode) {
     // rows being processed, and as many being loaded
     constexpr int ROWS = norm_rows_at_once_(WIDTH, ITEMS), SUMS = norm_sums_(KIND) * ROWS;
     constexpr int THREADS = WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS;
@@ -677,9 +694,9 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
             if constexpr (KIND == NORM_LAYER) {
-                load_floats<WIDTH>(columns[k].weight, weights.weight + c);
+                load_floats<WIDTH>(columns[k].weight, weight + c);
             } else {
-                norm_load_weight_<WIDTH>(columns[k].weight, weights, c);
+                norm_load_weight_<WIDTH, KIND>(columns[k].weight, weight, plus, c);
             }
         }
         norm_clear_sums_(&dinp_sums[k]);
@@ -702,7 +719,10 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
     for (int k = 0; k < ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            norm_store_columns_(partial, &columns[k], &dinp_sums[k], weights.factor, c, C);
+            if constexpr (KIND == NORM_RMS_PLUS) {
+                norm_scale_columns_(&columns[k], plus.factor);
+            }
+            norm_store_columns_(partial, &columns[k], &dinp_sums[k], c, C);
         }
     }
 }
@@ -714,7 +734,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
 // order  fixed: rows of a group in order
 template <class T, NormKind KIND>
 __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp, NormGpu<T> of,
-                                          NormWeights_<T> weights, int group_rows, GradientMode dinp_mode) {
+                                          NormPlus_<T> plus, int group_rows, GradientMode dinp_mode) {
     const int N = of.N, C = of.C, first = blockIdx.x * group_rows, end = min(first + group_rows, N);
     float *dweight = partial + 3 * (size_t)blockIdx.x * C, *dbias = dweight + C, *dinp_sum = dbias + C;
     for (int n = first; n < end; n++) {
@@ -723,7 +743,7 @@ __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout
         float sum = 0, dot = 0;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             float w;
-            norm_load_weight_<1>(&w, weights, c);
+            norm_load_weight_<1, KIND>(&w, of.weight, plus, c);
             const float g = to_float(dout[row + c]) * w;
             sum += g;
             dot += g * (to_float(inp[row + c]) - m) * s;
@@ -731,13 +751,14 @@ __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout
         const float shift = norm_mean_<KIND>(sum, C), slope = block_sum(dot) / C;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             float w;
-            norm_load_weight_<1>(&w, weights, c);
+            norm_load_weight_<1, KIND>(&w, of.weight, plus, c);
             const float d = to_float(dout[row + c]), norm = (to_float(inp[row + c]) - m) * s;
             const float change = s * (d * w - shift - norm * slope);
             const float before = dinp_mode == GRADIENT_ADD ? to_float(dinp[row + c]) : 0.0f;
             dinp[row + c] = from_float<T>(before + change);
             dinp_sum[c] = (n > first ? dinp_sum[c] : 0.0f) + to_float(dinp[row + c]);
-            dweight[c] = (n > first ? dweight[c] : 0.0f) + d * norm * weights.factor;
+            dweight[c] =
+                (n > first ? dweight[c] : 0.0f) + (KIND == NORM_RMS_PLUS ? plus.factor * d : d) * norm;
             dbias[c] = (n > first ? dbias[c] : 0.0f) + d;
         }
     }
@@ -747,7 +768,7 @@ __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout
 // bits have their own.
 template <class T, NormKind KIND, int WIDTH, bool CODES>
 static inline decltype(&norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>) norm_backward_of_(int items) {
-    if constexpr (WIDTH == 8) {
+    if constexpr (WIDTH == 8 && KIND != NORM_RMS_PLUS) {
         switch (ceil_div(items, 32)) {
         case 3:
             return norm_backward_kernel<T, KIND, WIDTH, 1, 3, CODES>;
@@ -775,18 +796,20 @@ template <class T> struct NormBackward_ {
 // for other rows a separate kernel makes them.
 template <class T, NormKind KIND, int WIDTH>
 static inline void norm_launch_backward_(NormBackward_<T> x, const NormGpu<T>* norm, const Gpu* gpu) {
+    constexpr bool MAY_FUSE = WIDTH > 1 && KIND != NORM_RMS_PLUS;
     const int N = norm->N, C = norm->C;
     const int rows = norm_group_rows_(N), groups = norm_groups(N), items = ceil_div(C, WIDTH);
-    const int most = NORM_BACKWARD_THREADS, fits = items <= most, fuses = x.codes.codes && WIDTH > 1 && fits;
+    const int most = NORM_BACKWARD_THREADS, fits = items <= most, fuses = x.codes.codes && MAY_FUSE && fits;
+    const NormPlus_<T> plus = norm_plus_(norm, (const T*)NULL);
     if (items <= 2 * most) {
-        const auto kernel = fuses  ? norm_backward_of_<T, KIND, WIDTH, (WIDTH > 1)>(items)
+        const auto kernel = fuses  ? norm_backward_of_<T, KIND, WIDTH, MAY_FUSE>(items)
                             : fits ? norm_backward_of_<T, KIND, WIDTH, false>(items)
                                    : norm_backward_kernel<T, KIND, WIDTH, 2, 0, false>;
         launch(kernel, groups, 32 * ceil_div(items, fits ? 32 : 64), 0, gpu, x.dinp, x.codes, x.partial,
-               x.dout, x.inp, norm_weights_(norm), norm->mean, norm->rstd, N, C, rows, x.dinp_mode);
+               x.dout, x.inp, norm->weight, plus, norm->mean, norm->rstd, N, C, rows, x.dinp_mode);
     } else {
         launch(norm_backward_long_kernel<T, KIND>, groups, 1024, 0, gpu, x.dinp, x.partial, x.dout, x.inp,
-               *norm, norm_weights_(norm), rows, x.dinp_mode);
+               *norm, plus, rows, x.dinp_mode);
     }
     if (x.codes.codes && !fuses) {
         e4m3_rows(x.codes, (const T*)x.dinp, N, C, gpu);
@@ -815,11 +838,12 @@ static inline void norm_backward_rows_(NormBackward_<T> x, const NormGpu<T>* nor
 
 template <class T>
 static inline void norm_backward_by_kind_(NormBackward_<T> x, const NormGpu<T>* norm, const Gpu* gpu) {
-    switch (norm->kind) {
+    switch (norm_kernel_(norm, (const T*)NULL)) {
     case NORM_LAYER:
         return norm_backward_rows_<T, NORM_LAYER>(x, norm, gpu);
-    case NORM_RMS:
     case NORM_RMS_PLUS:
+        return norm_backward_rows_<T, NORM_RMS_PLUS>(x, norm, gpu);
+    case NORM_RMS:
     case NORM_RMS_ALONE:
         return norm_backward_rows_<T, NORM_RMS>(x, norm, gpu);
     }
