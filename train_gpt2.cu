@@ -25,6 +25,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/norm.cuh"
+#include "llmc/ops/rope.cuh"
 #include "llmc/layers/attention_config.h"
 #include "llmc/layers/linear.cuh"
 #include "llmc/layers/teaching.cuh"

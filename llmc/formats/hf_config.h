@@ -1,7 +1,7 @@
 /*
 hf_config.h -- config.json, which describes a model in a Hugging Face directory: its family
-(model_type), its sizes and its kinds; rotary positions: hf_rope.h. A missing key has the value that the family's class in
-transformers gives it.
+(model_type), its sizes, its kinds and its rotary positions (hf_rope.h). A missing key has the value
+that the family's class in transformers gives it.
 
 A config.json may ask for more than we compute (other activations, scales by layer, other rotary
 positions): it is refused by the key's name. Dropout, which belongs to training, is ignored with a
@@ -494,7 +494,8 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
     return walk.ok;
 }
 
-// Returns 1 if a layer has a window though no key says so: the last ones, or those that do not turn.
+// Returns 1 if a layer has a window though no key says so: the last ones, or those that do not
+// turn.
 static int hf_slides_by_default_(const HfConfig_* config, int l) {
     return config->family->unrotated_every > 0 ? model_layer_bit(config->cfg.unrotated, l)
                                                : l >= config->full_layers;
