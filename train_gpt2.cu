@@ -19,6 +19,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/gpu/graph.cuh"
 #include "llmc/gpu/results.cuh"
 #include "llmc/ops/checksum.cuh"
+#include "llmc/ops/rope.cuh"
 #include "llmc/model/share_layers.h"
 #include "llmc/layers/branch.cuh"
 #include "llmc/layers/decode.cuh"

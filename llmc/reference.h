@@ -311,8 +311,8 @@ static inline void ref_heads_norm_backward(Real* dinp, Real* dqweight, Real* dkw
 //
 // where with yarn rise falls evenly from pair to pair, from 1 at the one that turns `high` times,
 // rounded down, to 0 at the one that turns `low` times, rounded up. Or each pair has a divisor of
-// its own (longrope), of two sets: by the length of the pass. With the last two, pairs that turn are
-// multiplied by the attention factor.
+// its own (longrope), of two sets: by the length of the pass. With the last two, pairs that turn
+// are multiplied by the attention factor.
 //
 // Frequencies are rounded to fp32, as other programs have them: at high positions this matters.
 

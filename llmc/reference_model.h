@@ -102,7 +102,7 @@ typedef struct {
     Real embedding_factor;                // not rounded
     Real router_balance, router_z;        // weights of the router's losses
     const int* lengths;                   // (B) tokens of each row, the rest is padding; NULL: T
-    Real* frequency[2];                   // (HS / 2) of rotary positions; of layers with a window; or NULL
+    Real* frequency[2];                   // (HS / 2) of rotary positions; of layers with a window
     TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
     size_t parameter_bytes, activation_bytes;
     Real *params, *grads, *acts, *dacts;

@@ -710,7 +710,8 @@ static void bench_heads_kind(Bench* bench, const char* name, HeadsKind kind, Att
     char shape[64], line[64];
     Memory memory = memory_on_gpu();
     HeadsGpu<floatX> heads = {kind, NORM_EPS, 0, sizes, {NULL, sizes.HS}, NULL, NULL, NULL, NULL, NULL};
-    rope_gpu_open(&heads.rope, &memory, {sizes.T, sizes.HS, sizes.HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}});
+    rope_gpu_open(&heads.rope, &memory,
+                  {sizes.T, sizes.HS, sizes.HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0, 0, 0}, NULL});
     floatX *qkv = random_array<floatX>(bench, n, 1), *dqkv = random_array<floatX>(bench, n, 1);
     heads.qnormw = random_array<floatX>(bench, (size_t)sizes.HS, 1);
     heads.knormw = random_array<floatX>(bench, (size_t)sizes.HS, 1);

@@ -1,7 +1,7 @@
 /*
 hf_config.h -- config.json, which describes a model in a Hugging Face directory: its family
-(model_type), its sizes and its kinds; rotary positions: hf_rope.h. A missing key has the value that the family's class in
-transformers gives it.
+(model_type), its sizes, its kinds and its rotary positions (hf_rope.h). A missing key has the value
+that the family's class in transformers gives it.
 
 A config.json may ask for more than we compute (other activations, scales by layer, other rotary
 positions): it is refused by the key's name. Dropout, which belongs to training, is ignored with a

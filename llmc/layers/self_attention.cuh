@@ -24,7 +24,6 @@ gradients added up after it (context_parallel.h).
 #include "llmc/ops/attention_race.cuh"
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/ops/heads.cuh"
-#include "llmc/ops/rope.cuh"
 #include "llmc/parallel/context_parallel.cuh"
 
 typedef struct {

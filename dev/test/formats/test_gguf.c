@@ -386,7 +386,7 @@ TEST(scalings) {
     EXPECT(!memmem(data, bytes, "rope_factors", 12), "yarn has no tensor");
     free(data);
     data = write_scaled((RopeScaling){ROPE_LONG, 4, 0, 0, 16, 1.25f}, &bytes);
-    static const float factors[2][8] = {{10, 11, 12, 13}, {1, 2, 3, 4}}; // and the gap up to 32 bytes
+    static const float factors[2][8] = {{10, 11, 12, 13}, {1, 2, 3, 4}}; // gaps up to 32 bytes
     EXPECT(memmem(data, bytes, "\10\0\0\0\0\0\0\0longrope", 16), "type");
     expect_float(data, bytes, "llama.rope.scaling.attn_factor", 1.25);
     EXPECT(memmem(data, bytes, factors, sizeof(factors)), "factors");

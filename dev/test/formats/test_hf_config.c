@@ -202,7 +202,7 @@ TEST(rotary_positions) {
         {"'rope_scaling':{'type':'su'," FACTORS "},'original_max_position_embeddings':4",
          10000,
          {ROPE_LONG, 16, 0, 0, 4, 1.7320508f}},                               // sqrt(1 + 4 / 2)
-        {"'rope_scaling':{'type':'yarn'," FACTORS ",'attention_factor':2.0}", // of old files of Phi 3
+        {"'rope_scaling':{'type':'yarn'," FACTORS ",'attention_factor':2.0}", // old files of Phi 3
          10000,
          {ROPE_LONG, 1, 0, 0, 64, 2}},
     };
@@ -249,7 +249,7 @@ static ModelConfig write_as(HfFamily family, ModelConfig cfg) {
     FILE* file = fopen(path, "w");
     hf_write_rope_(file, cfg, &family);
     hf_write_windows_(file, cfg);
-    fprintf(file, "  \"head_dim\": 8"); // again, for the last comma
+    fprintf(file, "  \"head_dim\": 8"); // cut off again, with the comma
     fclose(file);
     CHECK(file_try_read(path, 1 << 16, &text, &bytes, error), "%s", error);
     text[bytes - strlen(",\n  \"head_dim\": 8")] = '\0';

@@ -32,8 +32,21 @@ static int key_weights(const Case* c) {
 static float offset_of(const Case* c) { return c->sizes.T == 33; }
 
 static size_t rows(const Case* c) { return (size_t)c->sizes.B * c->sizes.T; }
+// Longrope beyond its original context, with an attention factor where no norm commutes with it.
 static RopeSettings settings_of(const Case* c, int T) {
-    return {T, c->sizes.HS, c->dims, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}};
+    static RopeFactors factors;
+    for (int i = 0; i < ROPE_MAX_FACTORS; i++) {
+        factors.near[i] = 1, factors.far[i] = 1 + 0.1f * (float)i;
+    }
+    const float attention = c->kind == HEADS_UNIT_NORM ? 1.0f : 2.0f; // exact in any type
+    return {T, c->sizes.HS, c->dims, 1e4f, {ROPE_LONG, 4, 0, 0, T / 2, attention, 0}, &factors};
+}
+
+// Opens the table for all T tokens.
+static Rope open_far(Memory* memory, RopeSettings settings, void (*open)(Rope*, Memory*, RopeSettings)) {
+    RopeTables tables;
+    rope_tables_open(&tables, memory, settings, open);
+    return rope_of_pass(&tables, settings.T);
 }
 
 static Results on_cpu(const Case* c, int T) {
@@ -46,7 +59,7 @@ static Results on_cpu(const Case* c, int T) {
     heads.raw = ops_floats(rows(c) * count * HS);
     heads.rstd = ops_floats(rows(c) * count);
     if (c->dims > 0) {
-        rope_open(&heads.rope, &memory, settings_of(c, T));
+        heads.rope = open_far(&memory, settings_of(c, T), rope_open);
     }
     const HeadsGradients d = {r.dqnormw, r.dknormw, GRADIENT_SET,
                               ops_floats((size_t)c->sizes.B * count * HS)};
@@ -81,7 +94,7 @@ template <class X> static Results on_gpu(const Case* c, int T, const Gpu* gpu) {
     }
     heads.positions = positions;
     if (c->dims > 0) {
-        rope_gpu_open(&heads.rope, &memory, settings_of(c, T));
+        heads.rope = open_far(&memory, settings_of(c, T), rope_gpu_open);
     }
     const HeadsGradientsGpu set = {{dq, DTYPE_FP32}, {NULL, DTYPE_FP32}, GRADIENT_SET, sums},
                             add = {{NULL, DTYPE_FP32}, {dk, DTYPE_FP32}, GRADIENT_ADD, sums};

@@ -99,7 +99,7 @@ TEST(rope_yarn) {
                  {{ROPE_YARN, 40, 1, 32, 4096, 1}, 64, 1e4f, 10, 23},
                  {{ROPE_YARN, 8, 1, 32, 8192, 1.2079441541679836f}, 128, 5e5f, 18, 35},
                  {{ROPE_YARN, 4, 1, 1, 64, 1}, 8, 1e4f, 1, 2},      // 1.009 for both
-                 {{ROPE_YARN, 4, 1, 32, 4, 1}, 8, 1e4f, 0, 0.001}}; // both ends below the first pair
+                 {{ROPE_YARN, 4, 1, 32, 4, 1}, 8, 1e4f, 0, 0.001}}; // both below the first pair
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         const RopeSettings s = {1, cases[c].dims, cases[c].dims, cases[c].base, cases[c].scaling, NULL};
         double low, high;
