@@ -291,10 +291,11 @@ static Block block_at(Model* model, int l, const Pass* pass) {
 
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
-    branch_enter_cpu(&b->branch1);                                            // ln1 (R, C)
-    self_attention_forward_cpu(b->branch1.out, &b->attention, b->branch1.in); // (R, C)
-    branch_leave_cpu(&b->branch1, &b->branch2);                               // residual2, ln2 (R, C)
-    mlp_hidden_cpu(&b->mlp, b->branch2.in);                                   // fch, fch_act (N, F)
+    // ln1 (R, C); residual2 (R, C) = stream + attention; ln2 (R, C); fch, fch_act (N, F)
+    branch_enter_cpu(&b->branch1);
+    self_attention_forward_cpu(b->branch1.out, &b->attention, b->branch1.in);
+    branch_leave_cpu(&b->branch1, &b->branch2);
+    mlp_hidden_cpu(&b->mlp, b->branch2.in);
 }
 
 static void block_forward(const Block* b) {

@@ -314,8 +314,8 @@ static inline RefClassifier ref_classifier_(const RefModel* m) {
     return (RefClassifier){m->sizes.N, m->sizes.V, m->sizes.Vp, m->softcap, m->z_loss};
 }
 
-// Adds the output of a branch to the stream x: sum = x + factor branch, or with a norm (`normed` is not
-// NULL), x + factor norm(branch).
+// Adds the output of a branch to the stream x: sum = x + factor branch, or with a norm (`normed` is
+// not NULL), x + factor norm(branch).
 static inline void ref_branch_forward_(const RefModel* m, Real* sum, const Real* x, Real* normed,
                                        const Real* branch, RefNorm norm) {
     const Real factor = m->cfg.residual_factor > 0 ? m->cfg.residual_factor : 1;
@@ -334,7 +334,8 @@ static inline void ref_branch_backward_(const RefModel* m, const Real* dsum, Rea
     }
 }
 
-// Returns the activations with the stream in the place of norms before branches that the model has not.
+// Returns the activations with the stream in the place of norms before branches that the model
+// lacks.
 static inline RefActivations ref_in_block_(RefActivations a) {
     a.ln1 = a.ln1 ? a.ln1 : a.stream;
     a.ln2 = a.ln2 ? a.ln2 : a.residual2;
@@ -346,7 +347,9 @@ static inline RefActivations ref_in_block_(RefActivations a) {
 //     y = norm(x), or x                y = norm(x), or x
 //     qkv = y W^T + b                  h = y W^T + b
 //     y = attention(turn(norm(qkv)))   y = activation(h)
-//     x = x + norm(y W^T + b)          x = x + norm(y W^T + b), or of a sum of experts; or without norm
+//     x = x + norm(y W^T + b)          x = x + norm(y W^T + b), or of a sum of experts
+//
+// or without the norms after these products.
 static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C;

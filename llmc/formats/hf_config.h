@@ -64,7 +64,7 @@ typedef struct {
     HfRope rope, old_rope, rope_of[2]; // rope_of: of layers without a window, and with one
     int unrotated_every, num_rotated;  // no_rope_layer_interval; numbers in no_rope_layers
     uint8_t rotated[MODEL_MAX_LAYERS];
-    float query_scalar;           // scores are divided by its root; 0: the family has a scale of its own
+    float query_scalar;           // its root divides scores; 0: the family has a scale of its own
     int has_windows, full_layers; // use_sliding_window, max_window_layers
     int num_layer_types;
     uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types
@@ -502,8 +502,8 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
     return walk.ok;
 }
 
-// Returns 1 if a layer has a window though no key says so: the last ones, those that do not turn, or
-// all but every n-th one.
+// Returns 1 if a layer has a window though no key says so: the last ones, those that do not turn,
+// or all but every n-th one.
 static int hf_slides_by_default_(const HfConfig_* config, int l) {
     const HfFamily* family = config->family;
     return family->unrotated_every > 0 ? model_layer_bit(config->cfg.unrotated, l)

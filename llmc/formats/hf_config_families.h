@@ -32,7 +32,7 @@ typedef struct {
     float window_base;        // rope_base of layers with a window; 0: they have the same positions
     int unrotated_every;      // every n-th layer does not turn, unless they are listed; 0: all do
     int rests_without_window; // layers without a window do not turn if there is a sliding_window
-    int full_every;           // every n-th layer has no window, unless they are listed; 0: max_window_layers
+    int full_every;           // every n-th layer has no window, unless listed; 0: max_window_layers
     // scores: factor, and number whose root divides them, 0: 1 / sqrt(HS); cap, 0: none
     float attention_scale, query_scalar, attention_softcap;
 } HfFamily;
@@ -42,7 +42,7 @@ extern const HfFamily hf_families[ARCH_COUNT];
 enum {
     FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
     FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_GEMMA2 | FAMILY_SWITCHED,
-    FAMILY_WHOLE_HEADS = 1 << ARCH_LLAMA | 1 << ARCH_ARCEE | FAMILY_GEMMA2, // channels / heads is whole
+    FAMILY_WHOLE_HEADS = 1 << ARCH_LLAMA | 1 << ARCH_ARCEE | FAMILY_GEMMA2, // divide channels
     FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                     // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
     FAMILY_OLMOE = 1 << ARCH_OLMOE,

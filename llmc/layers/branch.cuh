@@ -106,8 +106,8 @@ static inline void branch_leave(const BranchGpu* b) {
     }
 }
 
-// Gradients of a branch: of the weights of its norms; of the bias that was last added to the stream,
-// and of the codes of its gradient (NormGradients); memory.
+// Gradients of a branch: of the weights of its norms; of the bias that was last added to the
+// stream, and codes of its gradient (NormGradients); memory.
 typedef struct {
     NormGradients before;
     Gradient dafter_weight;

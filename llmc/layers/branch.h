@@ -48,7 +48,7 @@ static inline Branch branch_of_(const LayerPass* layer, const BranchTensors* t, 
     return b;
 }
 
-// Return the branches of a layer: attention, from the stream that enters the block to residual2, and
+// Return the branches of a layer: attention, from the stream that enters the block to residual2;
 // the MLP, from there to `out`.
 static inline Branch branch_of_attention(const LayerPass* layer, const float* inp) {
     const ModelParameters* p = &layer->p;

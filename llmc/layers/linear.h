@@ -4,7 +4,7 @@ linear.h -- the layers that read a model's matrices (weight.h), on the CPU: floa
 fp8, and only in micro-steps of training, qkv, fc and fcproj are multiplied in fp8.
 
     out[n][o]  = sum_c inp[n][c] weight[o][c] + bias[o]
-    encoded[n] = wte[tokens[n]] + wpe[position of n], normalized or times a factor if the model does so
+    encoded[n] = wte[tokens[n]] + wpe[position of n]; some models normalize it, or have a factor
 
     out      (N, OC)     inp      (N, C)     weight   (OC, C)     bias   (OC), may be NULL
     encoded  (B*T, C)    tokens   (B*T)      wte      (Vp, C)     wpe    (maxT, C)

@@ -265,7 +265,8 @@ static inline int model_widest(ModelConfig cfg) {
 static inline NormKind model_norm(ModelConfig cfg) { return model_architecture(cfg.arch)->norm; }
 static inline float model_norm_eps(ModelConfig cfg) { return cfg.norm_eps > 0 ? cfg.norm_eps : 1e-5f; }
 
-// Return what is added to each weight of a norm, and 1 if branches have a norm before them, or after.
+// Return what is added to each weight of a norm, and 1 if branches have a norm before them, or
+// after.
 static inline float model_norm_offset(ModelConfig cfg) { return (float)norm_parts(model_norm(cfg)).offset; }
 static inline int model_has_norms_before(ModelConfig cfg) {
     return model_architecture(cfg.arch)->norms != NORMS_AFTER;
@@ -274,7 +275,8 @@ static inline int model_has_norms_after(ModelConfig cfg) {
     return model_architecture(cfg.arch)->norms != NORMS_BEFORE;
 }
 
-// Return the factors of embeddings, before rounding, of what a branch adds to the stream, and of logits.
+// Return the factors of embeddings, before rounding, of what a branch adds to the stream, and of
+// logits.
 static inline float model_embedding_factor(ModelConfig cfg) {
     return model_architecture(cfg.arch)->embedding == EMBEDDING_ROOT ? sqrtf((float)cfg.C)
            : cfg.embedding_factor > 0                                ? cfg.embedding_factor

@@ -6,7 +6,8 @@ activation.h -- the activation of an MLP's hidden layer: the contract, and the C
                         with s = sigmoid(2v), which loses no digits near 0
     ACTIVATION_SWIGLU   act = g s u                       s = sigmoid(g)
                         d act / d g = u s (1 + g (1 - s))     d act / d u = g s
-    ACTIVATION_GEGLU    act = GELU(g) u                   d act / d g = u GELU'(g)      d act / d u = GELU(g)
+    ACTIVATION_GEGLU    act = GELU(g) u
+                        d act / d g = u GELU'(g)              d act / d u = GELU(g)
     ACTIVATION_RELU2    act = max(x, 0)^2                 d act / d x = 2 max(x, 0)
 
     act, dact    (N, F)
@@ -201,8 +202,8 @@ ALWAYS_INLINE void activation_store_(float* p, Vec v, size_t n) {
     }
 ACTIVATIONS_PLAIN(ACTIVATION_PASSES_)
 
-// Defines both passes of an activation of a gate and a value, and NAME_at_ of columns i, i + 1, ... of
-// a row.
+// Defines both passes of an activation of a gate and a value, and NAME_at_ of columns i, i + 1, ...
+// of a row.
 #define ACTIVATION_GATED_PASSES_(kind, word, name, of)                                                       \
     ALWAYS_INLINE GatedVec name##_at_(const float* row, size_t i, size_t F) {                                \
         return gated_of_(of##_precise_(activation_load_(row + i, F - i)),                                    \

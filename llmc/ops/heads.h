@@ -13,7 +13,8 @@ heads of a token together, then rotary positions (rope.h).
     dx      = r (g - x r mean(g x r))      g = dn weight
     dweight = sum of dn x r over tokens and heads
 
-A weight is the element in memory plus an offset (norm.h). Without weights, rotation and norm commute: dx is computed from out, which is kept anyway.
+A weight is the element in memory plus an offset (norm.h). Without weights, rotation and norm
+commute: dx is computed from out, which is kept anyway.
 
     qkv, dqkv     (N, QKV)      x becomes out, and dout dx, in place; values stay as they are
     raw           (N, (NH + KV) HS)   x, kept by norms with weights for the backward pass; NULL: not

@@ -152,7 +152,8 @@ template <NormKind KIND> __device__ inline float norm_mean_(float sum, int C) {
     }
 }
 
-// Loads what multiplies columns c ... of row n, and what is added to them: biases, a residual, zeros.
+// Loads what multiplies columns c ... of a row, and what is added to them: biases, a residual, or
+// zeros.
 template <int WIDTH, NormKind KIND, class T>
 __device__ inline void norm_load_parameters_(float* w, float* b, const T* weight, const T* bias,
                                              const NormPlus_<T>& plus, size_t row, int c) {

@@ -273,8 +273,8 @@ TEST(constant_row) {
     ops_close("constant row");
 }
 
-// Sums with a factor, and with a norm of the right side, alone and before another norm, have the bits
-// of their parts.
+// Sums with a factor, and with a norm of the right side, alone and before another norm, have the
+// bits of their parts.
 static void test_sums(NormKind kind, int N, int C) {
     const size_t nc = (size_t)N * C;
     float *left = ops_normal(nc, 1), *right = ops_normal(nc, 1), *weight = random_weight(kind, C),
