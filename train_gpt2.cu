@@ -632,7 +632,7 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     const MlpGradientsGpu dmlp =
         mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->zero.plan), model->router_losses,
                          router_statistics_of(model->results.statistics, l, model->cfg.E));
-    // dresidual, and its column sums (C): the gradients of attprojb, and fcprojb of the block before
+    // dresidual, and its column sums (C): gradients of attprojb, and of fcprojb of the block before
     const BranchGradientsGpu d2 = {
         {d.ln2w, d.ln2b, own, d.attprojb, own, {}}, d.ln2postw, a.dbranch, &model->norm_scratch};
     BranchGradientsGpu d1 = {{d.ln1w, d.ln1b, own, bias_grad_into(model, l), below, {}},
