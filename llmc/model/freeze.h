@@ -106,26 +106,11 @@ typedef struct {
 
 static const FreezeWord_* freeze_words_(int* count) {
     static const FreezeWord_ words[] = {
-        {"blocks", "ln[12]post?"},
-        {"embeddings", "w?e"},
-        {"blocks", "ln[12]?"},
-        {"blocks", "qkv?"},
-        {"blocks", "?normw"},
-        {"blocks", "attproj?"},
-        {"blocks", "fc*"},
-        {"blocks", "sfc*"},
-        {"blocks", "routerw"},
-        {"attention", "qkv?"},
-        {"attention", "?normw"},
-        {"attention", "attproj?"},
-        {"mlp", "fc*"},
-        {"mlp", "sfc*"},
-        {"mlp", "routerw"},
-        {"experts", "fc*"},
-        {"experts", "sfc*"},
-        {"router", "routerw"},
-        {"norms", "ln*"},
-        {"norms", "?normw"},
+        {"embeddings", "w?e"},  {"blocks", "ln[12]?"},   {"blocks", "qkv?"},        {"blocks", "?normw"},
+        {"blocks", "attproj?"}, {"blocks", "fc*"},       {"blocks", "sfc*"},        {"blocks", "routerw"},
+        {"attention", "qkv?"},  {"attention", "?normw"}, {"attention", "attproj?"}, {"mlp", "fc*"},
+        {"mlp", "sfc*"},        {"mlp", "routerw"},      {"experts", "fc*"},        {"experts", "sfc*"},
+        {"router", "routerw"},  {"norms", "ln*"},        {"norms", "?normw"},       {"blocks", "ln[12]post?"},
     };
     *count = (int)(sizeof(words) / sizeof(words[0]));
     return words;
