@@ -62,6 +62,15 @@ static int hf_check_rope_(ModelConfig cfg, const HfFamily* family, char* error) 
                      family->type, model_rope_dims(cfg), HS);
 }
 
+// Return the factor of scores, and the whole number whose root divides them; 0: there is none.
+static float hf_score_scale_(ModelConfig cfg) {
+    return cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg));
+}
+static int hf_query_scalar_(ModelConfig cfg) {
+    const float scale = hf_score_scale_(cfg), whole = roundf(1 / (scale * scale));
+    return 1 / sqrtf(whole) == scale ? (int)whole : 0;
+}
+
 int hf_config_check(ModelConfig cfg, char* error) {
     const int HS = model_head_size(cfg);
     const char* word = model_architecture(cfg.arch)->word;
@@ -83,6 +92,10 @@ int hf_config_check(ModelConfig cfg, char* error) {
             "transformers wants two experts or more in glm4moe, and one that all tokens take, with a "
             "multiple of their %d hidden units, not %d and %d",
             model_hidden(cfg), cfg.E, cfg.Fs);
+    }
+    if (hf_families[cfg.arch].query_scalar > 0 && hf_query_scalar_(cfg) == 0) {
+        return error_set(error, "--arch", "transformers divides scores of %s by the root of a whole number",
+                         word);
     }
     return hf_check_rope_(cfg, &hf_families[cfg.arch], error);
 }
@@ -109,12 +122,6 @@ static HfNumber_ hf_part_(int dims, int HS) {
         snprintf(number.text, sizeof(number.text), "%.*f", digits, (double)dims / HS);
     } while (digits++ < 20 && (int)(HS * strtod(number.text, NULL)) != dims);
     return number;
-}
-
-// Returns the number whose root divides scores, a whole one if the scale allows it.
-static float hf_query_scalar_(float scale) {
-    const float exact = 1 / (scale * scale), whole = roundf(exact);
-    return 1 / sqrtf(whole) == scale ? whole : exact;
 }
 
 static void hf_write_gpt2_(FILE* file, ModelConfig cfg) {
@@ -273,14 +280,12 @@ static void hf_write_experts_(FILE* file, ModelConfig cfg) {
 // Writes how scores are scaled and capped.
 static void hf_write_scores_(FILE* file, ModelConfig cfg) {
     const HfFamily* family = &hf_families[cfg.arch];
-    const float scale =
-        cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg));
     if (family->query_scalar > 0) {
-        fprintf(file, "  \"query_pre_attn_scalar\": %s,\n  \"attn_logit_softcapping\": %s,\n",
-                hf_number_(hf_query_scalar_(scale)).text,
+        fprintf(file, "  \"query_pre_attn_scalar\": %d,\n  \"attn_logit_softcapping\": %s,\n",
+                hf_query_scalar_(cfg),
                 cfg.attention_softcap > 0 ? hf_number_(cfg.attention_softcap).text : "null");
     } else if (family->attention_scale > 0) {
-        fprintf(file, "  \"attention_multiplier\": %s,\n", hf_number_(scale).text);
+        fprintf(file, "  \"attention_multiplier\": %s,\n", hf_number_(hf_score_scale_(cfg)).text);
     }
 }
 
