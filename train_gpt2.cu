@@ -887,8 +887,8 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
 }
 
 // Computes the gradient of an update, one micro-batch after another. Sets the losses of the report,
-// one for each micro-step, its square sum, work and pace. With --update-in-backward it also makes the
-// update.
+// one for each micro-step, its square sum, work and pace. With --update-in-backward it also makes
+// the update.
 static void model_gradients(Model* model, Run* run) {
     InBackward* hook = run_hook(run);
     Batch batch = {}; // on the GPU

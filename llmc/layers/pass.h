@@ -32,8 +32,8 @@ typedef struct {
     int sequence; // prefill: its place in the cache
 } Pass;
 
-// Returns the pass over a batch, whose arrays are where the model is. Positions count from the first
-// token of each sequence.
+// Returns the pass over a batch, whose arrays are where the model is. Positions count from the
+// first token of each sequence.
 static inline Pass pass_of_batch(Batch batch, const ModelActivations* acts, const TensorRow* rows,
                                  const float* targets_per_token) {
     const EmbeddingPositions positions = {NULL, NULL, batch.chunks};

@@ -38,8 +38,8 @@ void run_end(Run* run);
 // Returns the exit status of the program.
 int run_close(Run* run);
 
-// Runs the program once: trains a model in the loop, `train`, or generates text with it. Returns the
-// exit status.
+// Runs the program once: trains a model in the loop, `train`, or generates text with it. Returns
+// the exit status.
 int run_program(int argc, char** argv, const Trainer* trainer, void (*train)(Model* model, Run* run));
 
 #ifdef __cplusplus

@@ -102,8 +102,8 @@ typedef struct {
 
     size_t model_bytes;     // sizeof(Model)
     Memory (*ledger)(void); // the empty ledger of a model that is used
-    // Opens the model with all parameters zero; with a dry ledger, which only counts, without a `comm`.
-    // Returns its ledger.
+    // Opens the model with all parameters zero; with a dry ledger, which only counts, without a
+    // `comm`. Returns its ledger.
     const Memory* (*open)(Model* model, const Settled* s, Memory memory, Comm* comm);
     void (*close)(Model* model);
     PlanModel model; // opens the model with a dry ledger
