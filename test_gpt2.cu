@@ -52,7 +52,7 @@ static ModelConfig arch_config(Arch arch, int L, int NH, int KV, int HS, int F) 
     return cfg;
 }
 
-enum { ARCHS = 12 };
+enum { ARCHS = 13 };
 
 // Sets models that have every kind of operation: 4 queries share a key, or 2, or none; all heads
 // together wider or narrower than the channels; windows of some tokens, in some layers, or one.
@@ -92,6 +92,9 @@ static void set_archs(ModelConfig archs[ARCHS]) {
     archs[11].Fs = 40;
     archs[11].rope_dims = 8;
     archs[11].router_factor = 1.5f;
+    archs[12] = arch_config(ARCH_QWEN2, 2, 4, 2, 24, 72);
+    archs[12].window = 5, archs[12].windows[0] = 1;
+    archs[12].attention_scale = 0.3f, archs[12].attention_softcap = 1;
 }
 
 // Returns the tolerance for |got - want| / |want| of a tensor: each element goes through some tens

@@ -38,6 +38,9 @@ enum {
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
     FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
     FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM,
+    // with keys of the scale and the cap of attention's scores: none yet
+    FAMILY_ATTENTION_SCALE = 0,
+    FAMILY_ATTENTION_CAP = 0,
     FAMILY_ALL = (1 << ARCH_COUNT) - 1
 };
 

@@ -321,6 +321,8 @@ TEST(what_llama_cpp_holds) {
         {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32, .has_head = 1}, NULL},
         {{.arch = ARCH_QWEN3MOE, .C = 128, .NH = 4, .HS = 32}, NULL},
         {{.arch = ARCH_NANOCHAT, .C = 128, .NH = 4, .HS = 32}, "llama.cpp has no nanochat"},
+        {{.arch = ARCH_QWEN3, .C = 128, .NH = 4, .HS = 32, .attention_scale = 0.0625f}, "not by 16"},
+        {{.arch = ARCH_LLAMA, .C = 128, .NH = 4, .HS = 32, .attention_softcap = 50}, "with a cap of 50"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char error[ERROR_BYTES] = "";

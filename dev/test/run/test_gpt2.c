@@ -287,6 +287,9 @@ static const struct {
     {"glm4moe",
      {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_GLM4MOE, .KV = 2, .HS = 8, .F = 20, .E = 4, .E_used = 2,
       .Fs = 30, .router_factor = 1.5f, .rope_dims = 4}},
+    {"qwen2, capped scores",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_QWEN2, .KV = 2, .HS = 8, .F = 41, .window = 5, .windows = {1},
+      .attention_scale = 0.3f, .attention_softcap = 1}},
     {"llama, layers shared",
      {17, 131, 201, 4, 4, 24, SHARE_LOOP + 2, ARCH_LLAMA, .KV = 2, .F = 41, .has_head = 1}},
 };
