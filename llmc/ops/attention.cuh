@@ -146,8 +146,8 @@ template <int W_, AttentionMask MASK_> struct AttentionKernel_ {
     static constexpr AttentionMask MASK = MASK_;
 };
 
-// The only place that chooses kernels by mma. Calls use(kernel) with an AttentionKernel_ for heads of
-// size HS, which are W wide at least.
+// The only place that chooses kernels by mma. Calls use(kernel) with an AttentionKernel_ for heads
+// that take a width of W.
 template <int W, class X, class Use>
 static inline void attention_choose_(const AttentionPassGpu<X>* pass, Use use) {
     constexpr int WD = attention_documents_width_(W);

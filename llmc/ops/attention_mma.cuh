@@ -26,8 +26,8 @@ use tensor cores; fp32 uses multiply-adds in the same layout as mma_16816's resu
 part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 
 Heads have up to 256 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96,
-128 or 256; with documents to 32, 64, 128 or 256, with a cap of scores to 64, 128 or 256. If a row of a head is not a multiple of 16 bytes, it is copied
-element by element.
+128 or 256; with documents to 32, 64, 128 or 256, with a cap of scores to 64, 128 or 256. If a row
+of a head is not a multiple of 16 bytes, it is copied element by element.
 */
 #ifndef LLMC_ATTENTION_MMA_CUH
 #define LLMC_ATTENTION_MMA_CUH

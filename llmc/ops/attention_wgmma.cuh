@@ -99,8 +99,8 @@ struct AttentionStage {
     uint64_t *full, *empty;
 };
 
-// Shared memory of a block, from a multiple of 1024 bytes on: OWNS stages of the tiles that it owns,
-// STAGES of the two streams, `extra` bytes of each, barriers, and the numbers of own tiles.
+// Shared memory of a block, from a multiple of 1024 bytes on: OWNS stages of the tiles that it
+// owns, STAGES of the two streams, `extra` bytes of each, barriers, and the numbers of own tiles.
 // `passed` counts the stages of streams that the thread has passed.
 struct AttentionPipe {
     unsigned char* base;

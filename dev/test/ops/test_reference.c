@@ -101,7 +101,8 @@ static void linear_backward(const Operation* op) {
 }
 
 static void attention_forward(const Operation* op) {
-    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
+    ref_attention_forward(op->out, op->kept, op->x[0], op->starts,
+                          (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
 }
 static void attention_backward(const Operation* op) {
     ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
