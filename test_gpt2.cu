@@ -52,7 +52,7 @@ static ModelConfig arch_config(Arch arch, int L, int NH, int KV, int HS, int F) 
     return cfg;
 }
 
-enum { ARCHS = 15 };
+enum { ARCHS = 16 };
 
 // Sets models that have every kind of operation: 4 queries share a key, or 2, or none; all heads
 // together wider or narrower than the channels; windows of some tokens, in some layers, or one.
@@ -105,6 +105,9 @@ static void set_archs(ModelConfig archs[ARCHS]) {
     archs[14] = arch_config(ARCH_GRANITE, 2, 4, 1, 0, 72);
     archs[14].embedding_factor = 3, archs[14].residual_factor = 0.22f, archs[14].logits_divisor = 1.5f;
     archs[14].attention_scale = 0.2f;
+    archs[15] = arch_config(ARCH_QWEN2, 2, 4, 2, 24, 72);
+    archs[15].window = 5, archs[15].windows[0] = 1;
+    archs[15].attention_scale = 0.3f, archs[15].attention_softcap = 1;
 }
 
 // Returns the tolerance for |got - want| / |want| of a tensor: each element goes through some tens

@@ -487,6 +487,9 @@ int main(int argc, char** argv) {
     bench_attention(&bench, attention_sizes(4, 64, NH, NH, C / NH));
     bench_attention(&bench, attention_sizes(1, 1024, NH, NH, C / NH));
     bench_attention(&bench, attention_sizes(1, 1024, 9, 3, 64)); // llama:135m
+    AttentionSizes capped = attention_sizes(1, 1024, 8, 4, 256); // as in Gemma 2
+    capped.cap = 50;
+    bench_attention(&bench, capped);
     bench_mlps(&bench, 1024);
     bench_mlps(&bench, 1023);
     bench_rows(&bench, 1024);

@@ -859,8 +859,8 @@ static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
     const Work forward = {attention_forward_flops(sizes), attention_forward_bytes(sizes, sizeof(floatX))},
                backward = {attention_backward_flops(sizes), attention_backward_bytes(sizes, sizeof(floatX))};
     attention_gpu_open<floatX>(scratch, &memory, sizes, sizes.T);
-    snprintf(shape, sizeof(shape), "B %d T %d, %d/%d heads of %d", sizes.B, sizes.T, sizes.NH, sizes.KV,
-             sizes.HS);
+    snprintf(shape, sizeof(shape), "B %d T %d, %d/%d heads of %d%s", sizes.B, sizes.T, sizes.NH, sizes.KV,
+             sizes.HS, sizes.cap > 0 ? ", cap" : "");
     for (const AttentionInstructions by : {ATTENTION_BY_MMA, ATTENTION_BY_WGMMA}) {
         const int is_wgmma = by == ATTENTION_BY_WGMMA;
         if (is_wgmma && (!PTX_HAS_WGMMA || DTYPE_OF(floatX) == DTYPE_FP32)) {
@@ -878,12 +878,12 @@ static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
             measure(bench, name, shape, forward, [=] { kernel(&pass, scratch, attention_size(sizes), gpu); });
         };
 #define FORWARD(Tiles) attention_forward_wgmma<Tiles, ATTENTION_CAUSAL, floatX>
-        if (sizes.HS <= 64) {
+        if (sizes.HS <= 64 && sizes.cap == 0) {
             tiles("forward, 64 keys, 2 groups, 2 blocks", FORWARD(AttentionForward64));
             tiles("forward, 128 keys, 2 groups", FORWARD(AttentionForward64Long));
             tiles("forward, 128 keys, 3 groups", FORWARD(AttentionForward64Longer));
             tiles("forward, 64 keys, 3 groups", FORWARD(AttentionForward64Three));
-        } else {
+        } else if (sizes.HS <= 128 && sizes.cap == 0) {
             tiles("forward, 128 keys, 2 groups", FORWARD(AttentionForward128));
             tiles("forward, 128 keys, no overlap", FORWARD(AttentionForward128Apart));
         }
@@ -904,6 +904,10 @@ static void bench_attention_tiles(Bench* bench, MatmulGpu*) {
     bench_attention_by(bench, attention_sizes(B, T, NH, NH, bench->cfg.C / NH));
     bench_attention_by(bench, attention_sizes(B, T, 16, 8, 128));
     bench_attention_by(bench, attention_sizes(B, T, 32, 8, 64));
+    AttentionSizes gemma = attention_sizes(B, T, 8, 4, 256);
+    bench_attention_by(bench, gemma);
+    gemma.cap = 50;
+    bench_attention_by(bench, gemma);
 }
 
 // ---- the sections ----

@@ -3,14 +3,13 @@ attention_bf16.h -- attention.h's functions with the factors of matmuls rounded 
 the same arguments and results. Scores, softmax and sums stay fp32.
 
 A thread processes a whole head, or in the backward pass the heads that share keys. Scores and
-probabilities exist in fp32 for one tile of 32 queries
-and 32 keys. While the matmul unit computes the next tile, vector instructions turn this one into
-exponentials and pack them, rounded, as a factor of the next matmul.
+probabilities exist in fp32 for one tile of 32 queries and 32 keys. While the matmul unit computes
+the next tile, vector instructions turn this one into exponentials and pack them, rounded, as a
+factor of the next matmul.
 
     e[t][u] = 2^(c s[t][u] - shift[t])      c = log2(e) / root      s = q k^T
     out[t]  = sum_u e[t][u] v[u] / sum_u e[t][u]
-
-With a cap of scores, c = log2(e) cap and s = tanh(q k^T / (cap root)); ds gets the factor 1 - s^2.
+With a cap, c = log2(e) cap and s = tanh(q k^T / (cap root)); ds also has the factor 1 - s^2.
 
 The shift is the score of the token with itself, so the sum is at least 1 and one pass suffices. If
 that is too far below the largest score for fp32, the shift is the largest score, and the queries
@@ -343,8 +342,7 @@ typedef struct {
 
 // Returns s of one product q . k.
 static float attention_bf16_score_(const AttentionBf16Head_* head, float product) {
-    const float width = head->scale.width;
-    return width > 0 ? tanhf(product / width) : product;
+    return head->scale.width > 0 ? tanhf(product / head->scale.width) : product;
 }
 
 // Turns row i of a tile of products q . k into s, if there is a cap.
@@ -355,8 +353,7 @@ ALWAYS_INLINE void attention_bf16_cap_row_(const AttentionBf16Tile_* tile, int i
     }
 }
 
-// Turns row i of a tile of s into e, zero for keys that the query does not see. Returns its sum,
-// lane by lane.
+// Turns row i of s into e, zero for keys that the query does not see. Returns its sum by lanes.
 ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i) {
     float* row = tile->p + i * BF16_TILE;
     const int t = tile->t0 + i, start = attention_start_(tile->head->starts, t);
@@ -394,7 +391,7 @@ static void attention_bf16_forward_finish_(const void* of, int begin, int end) {
     }
 }
 
-// Bf16Finish that finds the largest products q . k, lane by lane, and stores them in place of the sums.
+// Bf16Finish that finds the largest products, lane by lane, and stores them in place of the sums.
 static void attention_bf16_max_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
@@ -551,8 +548,7 @@ ALWAYS_INLINE void attention_bf16_slope_row_(const AttentionBf16Tile_* tile, int
     }
 }
 
-// Bf16Finish that turns products q . k into p. With a cap it also turns dp, which is complete, into
-// what is left of ds: p overwrites s.
+// Bf16Finish that turns products q . k into p; with a cap also dp, which is complete, as above.
 static void attention_bf16_p_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {

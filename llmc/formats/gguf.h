@@ -170,6 +170,15 @@ int gguf_check(ModelConfig cfg, char* error) {
             "or --out DIR, which works",
             word, cfg.NH, model_head_size(cfg), cfg.C);
     }
+    const int has_scale = FAMILY_GRANITE >> cfg.arch & 1;
+    if ((cfg.attention_scale > 0 && !has_scale) || cfg.attention_softcap > 0) {
+        return error_set(
+            error, "--export-gguf",
+            "llama.cpp's %s divides scores by sqrt(%d), without a cap, not by %g with a cap of %g", word,
+            model_head_size(cfg),
+            cfg.attention_scale > 0 ? 1 / (double)cfg.attention_scale : sqrt(model_head_size(cfg)),
+            (double)cfg.attention_softcap);
+    }
     if (arch->own_head && !cfg.has_head) {
         return error_set(error, "--export-gguf",
                          "llama.cpp's %s has an output layer of its own; wanted --own-head on, or --out DIR, "

@@ -48,6 +48,9 @@ enum {
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
     FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
     FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM,
+    // with keys of the scale and the cap of attention's scores
+    FAMILY_ATTENTION_SCALE = FAMILY_GEMMA2 | FAMILY_GRANITE,
+    FAMILY_ATTENTION_CAP = FAMILY_GEMMA2,
     FAMILY_ALL = (1 << ARCH_COUNT) - 1
 };
 

@@ -71,9 +71,24 @@ static int hf_query_scalar_(ModelConfig cfg) {
     return 1 / sqrtf(whole) == scale ? (int)whole : 0;
 }
 
+// Returns 1 if the family has keys for the scores of such a model.
+static int hf_check_scores_(ModelConfig cfg, char* error) {
+    const char* word = model_architecture(cfg.arch)->word;
+    if (cfg.attention_scale > 0 && !(FAMILY_ATTENTION_SCALE >> cfg.arch & 1)) {
+        return error_set(error, "--arch", "in transformers %s divides scores by sqrt(%d), not by %g", word,
+                         model_head_size(cfg), 1 / (double)cfg.attention_scale);
+    }
+    return cfg.attention_softcap == 0 || FAMILY_ATTENTION_CAP >> cfg.arch & 1 ||
+           error_set(error, "--arch", "in transformers %s has no cap of scores, which is %g here", word,
+                     (double)cfg.attention_softcap);
+}
+
 int hf_config_check(ModelConfig cfg, char* error) {
     const int HS = model_head_size(cfg);
     const char* word = model_architecture(cfg.arch)->word;
+    if (!hf_check_scores_(cfg, error)) {
+        return 0;
+    }
     if (FAMILY_WHOLE_HEADS >> cfg.arch & 1 && cfg.C % cfg.NH) {
         return error_set(
             error, "--arch",

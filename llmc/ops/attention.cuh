@@ -12,9 +12,10 @@ With gathered keys, chunks are multiples of ATTENTION_ROW_ALIGN tokens, and dbia
 lacks the other ranks' part.
 
 attention_mma.cuh has the kernels. With AttentionInstructions BY_WGMMA, attention_wgmma.cuh replaces
-them for heads whose rows are multiples of 16 bytes, in 16 bits, on GPUs that have wgmma. It sums in
-another order, so the bits differ. With USE_CUDNN, attention_cudnn.cuh replaces them where it can,
-but not for gathered keys.
+them for heads whose rows are multiples of 16 bytes, in 16 bits, on GPUs that have wgmma; for heads
+wider than 128 only in the forward pass. It sums in another order, so the bits differ. With
+USE_CUDNN, attention_cudnn.cuh replaces them where it can, but neither for gathered keys nor for
+capped scores.
 
 Generation has its own kernel for one query per sequence, with one block per head. It reads
 positions on the GPU, so a step can be one CUDA graph.
@@ -65,6 +66,8 @@ static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, A
         (unsigned*)memory_take(memory, "scratch: attention's tiles", MEMORY_DEVICE, sizeof(unsigned));
     scratch->by = ATTENTION_DEFAULT;
     scratch->way = 0;
+    scratch->HS = sizes.HS;
+    scratch->is_capped = sizes.cap > 0;
 }
 
 static inline void attention_gpu_by(AttentionFlash* scratch, AttentionInstructions by) { scratch->by = by; }
@@ -86,7 +89,7 @@ static inline AttentionInstructions attention_instructions_(const AttentionFlash
 template <class X>
 static inline int attention_ways(const AttentionFlash* scratch, AttentionSizes sizes, int is_backward) {
     const int races = scratch->by == ATTENTION_RACED || scratch->by == ATTENTION_BY_WGMMA,
-              is_possible = PTX_HAS_WGMMA && races && sizeof(X) == 2 && sizes.HS % 8 == 0 && sizes.HS <= 128;
+              is_possible = PTX_HAS_WGMMA && races && sizeof(X) == 2 && sizes.HS % 8 == 0;
     return is_possible ? 1 + attention_wgmma_tilings(sizes, is_backward) : 1;
 }
 
@@ -99,7 +102,11 @@ static inline float* attention_sums(const AttentionFlash* scratch) { return scra
 
 // Returns a note on attention for the start of a run.
 static inline const char* attention_note(const AttentionFlash* scratch) {
-    return scratch->by == ATTENTION_BY_WGMMA ? "by wgmma" : "";
+    const int by_wgmma = scratch->by == ATTENTION_BY_WGMMA, is_wide = scratch->HS > attention_wgmma_widest(1);
+    if (is_wide) {
+        return by_wgmma ? "wide heads, forward by wgmma, backward by mma" : "wide heads by mma";
+    }
+    return by_wgmma ? "by wgmma" : scratch->is_capped ? "capped scores by mma" : "";
 }
 
 // ---- launchers ----
@@ -139,8 +146,8 @@ template <int W_, AttentionMask MASK_> struct AttentionKernel_ {
     static constexpr AttentionMask MASK = MASK_;
 };
 
-// The only place that chooses kernels by mma. Calls use(kernel) with an AttentionKernel_ for heads of
-// size HS, which are W wide at least.
+// The only place that chooses kernels by mma. Calls use(kernel) with an AttentionKernel_ for heads
+// that take a width of W.
 template <int W, class X, class Use>
 static inline void attention_choose_(const AttentionPassGpu<X>* pass, Use use) {
     constexpr int WD = attention_documents_width_(W);
@@ -187,7 +194,7 @@ static inline void attention_forward(const AttentionPassGpu<X>* pass, const Atte
     AttentionSize size = attention_checked_(pass);
     size.packs = attention_packs<X>(size.HS, pass->out, pass->qkv, pass->kv, NULL);
     if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
-        if (attention_by_wgmma<X>(attention_instructions_(scratch), size)) {
+        if (attention_by_wgmma<X>(attention_instructions_(scratch), size, 0)) {
             attention_wgmma_forward(pass, scratch, size, gpu);
             return;
         }
@@ -231,7 +238,7 @@ template <class X>
 static inline int attention_backward_any_(const AttentionGradientsGpu<X>* d, const AttentionPassGpu<X>* pass,
                                           AttentionFlash* scratch, AttentionSize size, const Gpu* gpu) {
     if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
-        if (attention_by_wgmma<X>(attention_instructions_(scratch), size)) {
+        if (attention_by_wgmma<X>(attention_instructions_(scratch), size, 1)) {
             return attention_wgmma_backward(d, pass, scratch, size, gpu);
         }
     }

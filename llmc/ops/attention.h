@@ -58,11 +58,10 @@ itself; 0: all.
 #include <math.h>
 
 #include "llmc/base/enum_words.h"
-#include "llmc/base/host_device.h"
 #include "llmc/base/memory.h"
 #include "llmc/base/sizes.h"
-#include "llmc/base/token_chunks.h"
 #include "llmc/base/vec.h"
+#include "llmc/ops/attention_sizes.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/softcap.h"
@@ -91,51 +90,6 @@ typedef enum { ATTENTION_WORDS(WORDS_VALUE) } AttentionInstructions;
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&
                   ATTENTION_KEYS % ATTENTION_SQUARE == 0,
               "whole tiles are skipped");
-
-typedef struct {
-    int B, T;   // sequences, and their tokens
-    int NH, KV; // heads of queries; heads of keys and of values, a divisor of NH
-    int HS;     // size of a head
-    float root; // divisor of the scores
-    // which tokens of their sequences these are
-    TokenChunks chunks;
-    float cap; // of the scores (softcap.h); 0: none
-} AttentionSizes;
-
-// Returns sizes of whole sequences with scores divided by sqrt(HS), without a cap.
-static inline AttentionSizes attention_sizes(int B, int T, int NH, int KV, int HS) {
-    const AttentionSizes sizes = {B, T, NH, KV, HS, sqrtf((float)HS), {0, 0}, 0};
-    return sizes;
-}
-
-// How kernels compute scores: s = factor q . k without a cap, factor softcap_tanh(q . k, width)
-// with one. The gradient of q . k is ds scale, with a cap also times softcap_slope.
-typedef struct {
-    float scale, factor, width; // 1 / root; scale or cap; cap root, or 0
-} AttentionScale;
-
-HOST_DEVICE AttentionScale attention_scale(float root, float cap) {
-    const AttentionScale scale = {1.0f / root, cap > 0 ? cap : 1.0f / root, cap * root};
-    return scale;
-}
-
-// Returns W, the number of keys of a sequence.
-HOST_DEVICE int attention_keys(AttentionSizes sizes) { return token_chunks_length(sizes.chunks, sizes.T); }
-
-static inline int attention_same_sizes(AttentionSizes a, AttentionSizes b) {
-    return a.B == b.B && a.T == b.T && a.NH == b.NH && a.KV == b.KV && a.HS == b.HS && a.root == b.root &&
-           a.cap == b.cap && a.chunks.last == b.chunks.last && a.chunks.rank == b.chunks.rank;
-}
-
-// Returns the number of heads of queries that read the same keys and values.
-HOST_DEVICE int attention_group(AttentionSizes sizes) { return sizes.NH / sizes.KV; }
-
-// Return the columns of a token's queries, of its keys or values, of queries and keys, and of its
-// row of qkv.
-HOST_DEVICE int attention_queries_size(AttentionSizes sizes) { return sizes.NH * sizes.HS; }
-HOST_DEVICE int attention_keys_size(AttentionSizes sizes) { return sizes.KV * sizes.HS; }
-HOST_DEVICE int attention_query_key_size(AttentionSizes sizes) { return (sizes.NH + sizes.KV) * sizes.HS; }
-HOST_DEVICE int attention_qkv_size(AttentionSizes sizes) { return (sizes.NH + 2 * sizes.KV) * sizes.HS; }
 
 // Working memory of one thread. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to
 // MATMUL_TILE_COLS.

@@ -26,8 +26,8 @@ use tensor cores; fp32 uses multiply-adds in the same layout as mma_16816's resu
 part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 
 Heads have up to 256 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96,
-128 or 256; with documents to 32, 64, 128 or 256, with a cap of scores to 64, 128 or 256. If a row of a head is not a multiple of 16 bytes, it is copied
-element by element.
+128 or 256; with documents to 32, 64, 128 or 256, with a cap of scores to 64, 128 or 256. If a row
+of a head is not a multiple of 16 bytes, it is copied element by element.
 */
 #ifndef LLMC_ATTENTION_MMA_CUH
 #define LLMC_ATTENTION_MMA_CUH
@@ -721,15 +721,15 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP, PARTS = Tiling::KEYS_PARTS;
     SMEM_DYNAMIC(X, k_tile);
     X *v_tile = k_tile + ROWS * STRIDE, *stream = v_tile + ROWS * STRIDE;
-    const int block = blockIdx.x / PARTS, is_dk = blockIdx.x % PARTS, key_head = block / size.tiles,
-              group = size.NH / size.KV;
+    const unsigned block = blockIdx.x / PARTS; // unsigned: fewer registers
+    const int is_dk = blockIdx.x % PARTS, key_head = block / size.tiles, group = size.NH / size.KV;
     // offsets of the first head that reads the keys
     const AttentionHead at = attention_head<MASK>(key_head / size.KV, key_head % size.KV * group, size);
     const AttentionStarts<MASK> first_key = {starts, (int)at.in_starts};
     const size_t stride = attention_stride(size), key_stride = attention_key_stride<MASK>(size);
     const X *q = qkv + at.in_q, *k = (attention_is_general(MASK) ? kv : qkv) + at.in_k, *v = k + size.K,
             *d = dout + at.in_out;
-    const int u0 = block % size.tiles * ROWS, mine = 16 * M * (threadIdx.x / 32), row0 = u0 + mine,
+    const int u0 = (int)(block % size.tiles) * ROWS, mine = 16 * M * (threadIdx.x / 32), row0 = u0 + mine,
               last = attention_last<MASK>(size);
     // first query that sees the keys
     const int first = attention_is_general(MASK) ? token_chunks_from(size.chunks, u0, size.T) : u0;
@@ -775,8 +775,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     }
     attention_scale_(grads[0], PARTS == 1 || is_dk ? size.scale.scale : 1.0f);
     // dv follows K columns after dk
-    const int own = PARTS > 1 && !is_dk ? size.K : 0, b = key_head / size.KV,
-              column = size.Q + key_head % size.KV * size.HS;
+    const int own = PARTS > 1 && !is_dk ? size.K : 0;
     X* to = (attention_is_general(MASK) ? dkv : dqkv) + at.in_k + row0 * key_stride;
     attention_store_<X, M, W>(to + own, key_stride, last - row0, size, k_tile + mine * STRIDE, grads[0]);
     if constexpr (PARTS == 1) {
@@ -785,6 +784,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     }
     if (!attention_is_general(MASK) || sums) {
         __syncthreads();
+        const int b = key_head / size.KV, column = size.Q + key_head % size.KV * size.HS;
         attention_column_sums_<X, ROWS, W>(sums, k_tile, b, column + own, u0, size);
         if (PARTS == 1) {
             attention_column_sums_<X, ROWS, W>(sums, v_tile, b, column + size.K, u0, size);

@@ -23,7 +23,9 @@ lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 // scores. Kernels are compiled for each, because looking at documents, at chunks, and a cap, need
 // registers; only the general ones for heads wider than 128.
 typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS, ATTENTION_GENERAL, ATTENTION_CAPPED } AttentionMask;
-constexpr bool attention_is_general(AttentionMask mask) { return mask >= ATTENTION_GENERAL; }
+__host__ __device__ constexpr bool attention_is_general(AttentionMask mask) {
+    return mask >= ATTENTION_GENERAL;
+}
 
 // Arrays that both passes read, and that the forward pass sets (attention.h).
 template <class X> struct AttentionPassGpu {
@@ -59,6 +61,7 @@ typedef struct {
     unsigned* taken; // counter of tiles, 0 between passes (attention_wgmma.cuh)
     AttentionInstructions by;
     int way; // with ATTENTION_RACED or ATTENTION_BY_WGMMA: see attention_gpu_way
+    int HS, is_capped;
 } AttentionFlash;
 
 // Arguments of all kernels. A block's index modulo `tiles` is its tile, the quotient its head, so

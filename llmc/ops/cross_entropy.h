@@ -40,7 +40,6 @@ counted tokens times counted / all; targets_factor undoes that.
 #include <math.h>
 #include <stddef.h>
 
-#include "llmc/base/host_device.h"
 #include "llmc/base/vec.h"
 #include "llmc/ops/softcap.h"
 

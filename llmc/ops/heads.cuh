@@ -24,7 +24,7 @@ enum {
     HEADS_THREADS = 256,
     HEADS_TOKENS = 64,
     HEADS_TOGETHER = 4,
-    HEADS_WIDEST = 128,
+    HEADS_WIDEST = 256,
     HEADS_ROW_THREADS = 512,
     HEADS_ROW_COLUMNS_ = 16 // most columns of a thread, of all heads together
 };
@@ -217,7 +217,7 @@ __device__ inline void heads_load_weight_(HeadsWords_<X, WIDTH>& to, const Heads
 // needs  lanes >= HS / (ITEMS WIDTH), a power of two up to 32; HS a multiple of WIDTH; if that is a
 //        pack, aligned addresses
 template <class X, int WIDTH, HeadsKind KIND>
-__global__ void __launch_bounds__(HEADS_THREADS, WIDTH == 2 ? 2 : 4)
+__global__ void __launch_bounds__(HEADS_THREADS, WIDTH == 2 || sizeof(X) == 4 ? 2 : 4)
     heads_forward_kernel(X* qkv, HeadsGpu<X> heads, float sign, int N, int lanes) {
     const HeadsBlock_ block = heads_block_(heads.sizes, N, lanes);
     const HeadsLane_<WIDTH> lane = heads_lane_<WIDTH>(heads.sizes.HS, lanes);

@@ -30,7 +30,7 @@ sums in a fixed order.
 #define LLMC_HEADS_H
 
 #include "llmc/base/token_chunks.h"
-#include "llmc/ops/attention.h"
+#include "llmc/ops/attention_sizes.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/rope.h"
 

@@ -19,7 +19,7 @@ HOST_DEVICE float softcap_of(float x, float cap) { return cap > 0 ? cap * tanhf(
 // Returns dy/dx, given t.
 HOST_DEVICE float softcap_slope(float t) { return 1.0f - t * t; }
 
-// Return t and y of LANES numbers, with a cap above 0, wrong by a few roundings of the cap; and dy/dx.
+// Return t and y of LANES numbers, with a cap above 0, wrong by a few roundings of it; and dy/dx.
 ALWAYS_INLINE Vec softcap_tanh_vec(Vec x, float cap) {
     const Vec e = vec_exp2(vec_min(vec_all(126.0f), x * (-2.0f * LOG2_E / cap))); // finite
     return (1.0f - e) / (1.0f + e);

@@ -332,6 +332,8 @@ TEST(what_llama_cpp_holds) {
         {{.arch = ARCH_LLAMA, .C = 128, .NH = 4, .L = 2, .unrotated = {2}}, "layer 1 of llama has rotary"},
         {{.arch = ARCH_QWEN3, .C = 128, .NH = 4, .window = 4, .windows = {1}, .window_rope_base = 1e4f},
          "all layers of qwen3 have the same"},
+        {{.arch = ARCH_QWEN3, .C = 128, .NH = 4, .HS = 32, .attention_scale = 0.0625f}, "not by 16"},
+        {{.arch = ARCH_LLAMA, .C = 128, .NH = 4, .HS = 32, .attention_softcap = 50}, "with a cap of 50"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char error[ERROR_BYTES] = "";

@@ -586,3 +586,14 @@ TEST(document_tokens) {
     }
     EXPECT(hf_config_read(test_path("tokens")).V == cfg.V, "is read");
 }
+
+// Scores that no family's class computes are refused, by name.
+TEST(scores) {
+    static const ModelConfig scale = {SMALL, .L = 1, .arch = ARCH_LLAMA, .attention_scale = 0.0625f},
+                             cap = {SMALL, .L = 1, .arch = ARCH_QWEN3, .attention_softcap = 50};
+    char error[ERROR_BYTES] = "";
+    EXPECT(!hf_config_check(scale, error) && strstr(error, "llama divides scores by sqrt(6), not by 16"),
+           "%s", error);
+    EXPECT(!hf_config_check(cap, error) && strstr(error, "qwen3 has no cap of scores, which is 50 here"),
+           "%s", error);
+}

@@ -22,6 +22,12 @@ static ModelConfig config(Arch arch, int C, int NH, int KV, int HS, int window) 
     return cfg;
 }
 
+// Scores with a scale of their own and a cap that some of them reach.
+static ModelConfig capped(ModelConfig cfg) {
+    cfg.attention_scale = 0.2f, cfg.attention_softcap = 3;
+    return cfg;
+}
+
 // Takes memory for a pass over (B, T), for training or, if `decodes`, for decoding B sequences.
 static void layer_open(Layer* layer, ModelConfig cfg, int B, int T, int is_bf16, int decodes) {
     *layer = (Layer){.cfg = cfg, .memory = memory_on_host()};
@@ -87,7 +93,7 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
         frequency[i] = rope_frequency(settings, i, T > settings.scaling.original_context ? T : 0);
     }
     ref_linear_forward(r.qkv, x, w, b, (RefLinear){N, C, QKV});
-    const RefHeads heads = {B, T, NH, KV, HS, cfg.window};
+    const RefHeads heads = {B, T, NH, KV, HS, cfg.window, cfg.attention_scale, cfg.attention_softcap};
     const RefHeadNorm norm = {kinds->heads, q, k, r.rstd, model_norm_eps(cfg)};
     ref_heads_norm_forward(r.normed, r.qkv, norm, heads);
     ref_rope_forward(r.turned, r.normed, rope, heads);
@@ -168,6 +174,8 @@ static void check_all(int is_bf16, double limit) {
     check(config(ARCH_MISTRAL, 24, 6, 2, 32, 7), 2, 64, NULL, is_bf16, limit);
     check(config(ARCH_QWEN3, 24, 6, 2, 32, 7), 2, 64, documents(2, 64, 20), is_bf16, limit);
     check(config(ARCH_LLAMA, 32, 3, 1, 64, 0), 2, 96, NULL, is_bf16, limit);
+    check(capped(config(ARCH_MISTRAL, 24, 6, 2, 32, 7)), 2, 64, documents(2, 64, 20), is_bf16, limit);
+    check(capped(config(ARCH_LLAMA, 32, 2, 1, 256, 0)), 1, 40, NULL, is_bf16, limit);
 }
 
 // Returns a Llama with the scaling, for an original context of 20.
@@ -290,4 +298,5 @@ TEST(self_attention_decoding) {
     }
     check_decoding(unrotated(config(ARCH_LLAMA, 24, 6, 2, 16, 0)));
     check_decoding(by_window(config(ARCH_MISTRAL, 24, 6, 2, 16, 7)));
+    check_decoding(capped(config(ARCH_QWEN3, 24, 3, 3, 8, 5)));
 }

@@ -16,6 +16,10 @@ FORWARD(AttentionForward128, ATTENTION_CAUSAL)
 FORWARD(AttentionForward128, ATTENTION_DOCUMENTS)
 FORWARD(AttentionForward128, ATTENTION_GENERAL)
 FORWARD(AttentionForward128Apart, ATTENTION_CAUSAL)
+FORWARD(AttentionForward64, ATTENTION_CAPPED)
+FORWARD(AttentionForward128, ATTENTION_CAPPED)
+FORWARD(AttentionForward256, ATTENTION_GENERAL)
+FORWARD(AttentionForward256, ATTENTION_CAPPED)
 
 #define QUERIES(Tiles, MASK)                                                                                 \
     template __global__ void attention_query_grad_wgmma_kernel<bf16, Tiles, MASK>(                           \
@@ -28,6 +32,8 @@ QUERIES(AttentionQueries64, ATTENTION_GENERAL)
 QUERIES(AttentionQueries128, ATTENTION_CAUSAL)
 QUERIES(AttentionQueries128, ATTENTION_DOCUMENTS)
 QUERIES(AttentionQueries128, ATTENTION_GENERAL)
+QUERIES(AttentionQueries64, ATTENTION_CAPPED)
+QUERIES(AttentionQueries128, ATTENTION_CAPPED)
 
 #define KEYS(Tiles, MASK)                                                                                    \
     template __global__ void attention_key_grads_wgmma_kernel<bf16, Tiles, MASK>(                            \
@@ -41,3 +47,5 @@ KEYS(AttentionKeys128, ATTENTION_CAUSAL)
 KEYS(AttentionKeys128Masked, ATTENTION_DOCUMENTS)
 KEYS(AttentionKeys128Masked, ATTENTION_GENERAL)
 KEYS(AttentionKeys64, ATTENTION_GENERAL)
+KEYS(AttentionKeys64Apart, ATTENTION_CAPPED)
+KEYS(AttentionKeys128Masked, ATTENTION_CAPPED)

@@ -154,10 +154,10 @@ template <class X> static void check(Case c, int T, const Gpu* gpu) {
 }
 
 template <class X> static void test_type(const Gpu* gpu) {
-    // 126 and 20 columns are read in pairs, in all types and in 16 bits
-    const int HS[] = {8, 32, 48, 64, 80, 128, 2, 126, 20}, T[] = {1, 31, 33},
+    // 126, 20 and 250 columns are read in pairs, in all types or in 16 bits
+    const int HS[] = {8, 32, 48, 64, 80, 128, 2, 126, 20, 256, 250}, T[] = {1, 31, 33},
               groups[][2] = {{4, 1}, {3, 3}, {6, 2}};
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 11; i++) {
         const AttentionSizes s =
             attention_sizes(1 + i % 3, T[i % 3], groups[i % 3][0], groups[i % 3][1], HS[i]);
         check<X>({HEADS_PLAIN, s, s.HS}, s.T, gpu);

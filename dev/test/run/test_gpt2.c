@@ -306,6 +306,9 @@ static const struct {
       .embedding_factor = 3, .residual_factor = 0.22f, .logits_divisor = 1.5f}},
     {"gemma2, layers shared",
      {17, 131, 201, 4, 4, 24, SHARE_PAIRS, ARCH_GEMMA2, .KV = 2, .F = 41, .residual_factor = 0.5f}},
+    {"qwen2, capped scores",
+     {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_QWEN2, .KV = 2, .HS = 8, .F = 41, .window = 5, .windows = {1},
+      .attention_scale = 0.3f, .attention_softcap = 1}},
     {"llama, layers shared",
      {17, 131, 201, 4, 4, 24, SHARE_LOOP + 2, ARCH_LLAMA, .KV = 2, .F = 41, .has_head = 1}},
 };
