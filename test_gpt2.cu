@@ -52,7 +52,7 @@ static ModelConfig arch_config(Arch arch, int L, int NH, int KV, int HS, int F) 
     return cfg;
 }
 
-enum { ARCHS = 12 };
+enum { ARCHS = 16 };
 
 // Sets models that have every kind of operation: 4 queries share a key, or 2, or none; all heads
 // together wider or narrower than the channels; windows of some tokens, in some layers, or one.
@@ -65,12 +65,16 @@ static void set_archs(ModelConfig archs[ARCHS]) {
     archs[2] = arch_config(ARCH_MISTRAL, 2, 4, 2, 0, 72);
     archs[2].window = 5;
     archs[2].windows[0] = 3;
+    archs[2].window_rope_base = 100;
+    archs[2].window_scaling.kind = ROPE_LINEAR, archs[2].window_scaling.factor = 2;
     archs[3] = arch_config(ARCH_QWEN2, 2, 6, 2, 0, 72);
     archs[3].rope_base = 1e6f;
     archs[4] = arch_config(ARCH_QWEN3, 3, 4, 2, 24, 72);
     archs[4].window = 4;
     archs[4].windows[0] = 5;
     archs[4].norm_eps = 1e-6f;
+    archs[4].scaling = {ROPE_YARN, 4, 1, 2, 16, 1.25f, 0};
+    archs[4].unrotated[0] = 4;
     archs[5] = arch_config(ARCH_ARCEE, 2, 4, 2, 0, 72);
     archs[5].window = 1;
     archs[5].windows[0] = 2;
@@ -92,6 +96,18 @@ static void set_archs(ModelConfig archs[ARCHS]) {
     archs[11].Fs = 40;
     archs[11].rope_dims = 8;
     archs[11].router_factor = 1.5f;
+    archs[12] = arch_config(ARCH_OLMO2, 3, 4, 2, 16, 72);
+    archs[12].has_head = 1;
+    archs[13] = arch_config(ARCH_GEMMA2, 2, 4, 2, 16, 72);
+    archs[13].window = 5;
+    archs[13].windows[0] = 1;
+    archs[13].softcap = 20, archs[13].attention_softcap = 9, archs[13].attention_scale = 0.25f;
+    archs[14] = arch_config(ARCH_GRANITE, 2, 4, 1, 0, 72);
+    archs[14].embedding_factor = 3, archs[14].residual_factor = 0.22f, archs[14].logits_divisor = 1.5f;
+    archs[14].attention_scale = 0.2f;
+    archs[15] = arch_config(ARCH_QWEN2, 2, 4, 2, 24, 72);
+    archs[15].window = 5, archs[15].windows[0] = 1;
+    archs[15].attention_scale = 0.3f, archs[15].attention_softcap = 1;
 }
 
 // Returns the tolerance for |got - want| / |want| of a tensor: each element goes through some tens

@@ -14,6 +14,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/base/processor.h"
 #include "llmc/ops/checksum.h"
 #include "llmc/model/share_layers.h"
+#include "llmc/layers/branch.h"
 #include "llmc/layers/decode.h"
 #include "llmc/layers/mlp.h"
 #include "llmc/layers/self_attention.h"
@@ -266,25 +267,19 @@ typedef struct {
     Model* model;
     int l;
     ModelActivations a;
-    const float* inp; // (R, C) the residual stream that enters it
-    float* out;       // (R, C) the residual stream after it
-    Norm norm1, norm2;
+    Branch branch1, branch2; // attention and the MLP, from the residual stream and back
     SelfAttention attention;
     Mlp mlp;
 } Block;
 
 static Block block_at(Model* model, int l, const Pass* pass) {
     const LayerPass layer = layer_at(model, l, pass);
-    const ModelParameters* p = &layer.p;
-    const ModelActivations* a = &layer.a;
     return (Block){
         .model = model,
         .l = l,
-        .a = *a,
-        .inp = stream_into(model, l, pass),
-        .out = stream_into(model, l + 1, pass),
-        .norm1 = layer_norm(&layer, p->ln1w, p->ln1b, a->ln1_mean, a->ln1_rstd),
-        .norm2 = layer_norm(&layer, p->ln2w, p->ln2b, a->ln2_mean, a->ln2_rstd),
+        .a = layer.a,
+        .branch1 = branch_of_attention(&layer, stream_into(model, l, pass)),
+        .branch2 = branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
         .attention = self_attention_of(&layer, model->window_starts, &model->attention),
         .mlp = mlp_of(&layer, &model->groups.experts),
     };
@@ -292,23 +287,17 @@ static Block block_at(Model* model, int l, const Pass* pass) {
 
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
-    const ModelActivations a = b->a;
-    norm_forward_cpu(a.ln1, b->inp, &b->norm1);                 // ln1 (R, C)
-    self_attention_forward_cpu(a.branch, &b->attention, a.ln1); // branch (R, C)
-    // residual2 (R, C) = inp + branch; ln2 (R, C)
-    residual_norm_forward_cpu(a.residual2, a.ln2, b->inp, a.branch, &b->norm2);
-    mlp_hidden_cpu(&b->mlp, a.ln2); // fch, fch_act (N, F)
+    // ln1 (R, C); residual2 (R, C) = stream + attention; ln2 (R, C); fch, fch_act (N, F)
+    branch_enter_cpu(&b->branch1);
+    self_attention_forward_cpu(b->branch1.out, &b->attention, b->branch1.in);
+    branch_leave_cpu(&b->branch1, &b->branch2);
+    mlp_hidden_cpu(&b->mlp, b->branch2.in);
 }
 
 static void block_forward(const Block* b) {
     block_hidden(b);
-    mlp_forward_cpu(b->a.branch, &b->mlp); // branch (R, C)
-    residual_forward_cpu(b->out, b->a.residual2, b->a.branch, (size_t)b->norm2.N * (size_t)b->norm2.C);
-}
-
-static Norm last_norm(const LayerPass* last) {
-    const ModelActivations* a = &last->a;
-    return layer_norm(last, last->p.lnfw, last->p.lnfb, a->lnf_mean, a->lnf_rstd);
+    mlp_forward_cpu(b->branch2.out, &b->mlp);
+    branch_leave_cpu(&b->branch2, NULL); // the stream after the block (R, C)
 }
 
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
@@ -328,7 +317,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     }
     if (model_has_last(cfg)) {
         const LayerPass last = layer_at(model, cfg.L - 1, pass);
-        const Norm norm = last_norm(&last);
+        const Norm norm = layer_last_norm(&last);
         norm_forward_cpu(pass->acts->lnf, stream_into(model, cfg.L, pass), &norm);
     }
 }
@@ -383,14 +372,17 @@ static double batch_loss(const Model* model, Batch batch) {
 static void block_recompute(const Block* b, RecomputeLevel level) {
     if (level == RECOMPUTE_BLOCK) {
         block_hidden(b);
+        if (branch_keeps_out(&b->branch2)) {
+            mlp_forward_cpu(b->branch2.out, &b->mlp);
+        }
         return;
     }
     if (level >= RECOMPUTE_NORMS) {
-        norm_forward_cpu(b->a.ln1, b->inp, &b->norm1);
-        norm_forward_cpu(b->a.ln2, b->a.residual2, &b->norm2);
+        branch_enter_cpu(&b->branch1);
+        branch_enter_cpu(&b->branch2);
     }
     if (level == RECOMPUTE_MLP) {
-        mlp_hidden_cpu(&b->mlp, b->a.ln2);
+        mlp_hidden_cpu(&b->mlp, b->branch2.in);
     } else if (level >= RECOMPUTE_ACTIVATION) {
         mlp_activation_cpu(&b->mlp);
     }
@@ -408,12 +400,15 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     const MlpLayerGradients dmlp =
         mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->map, l), model->router_losses,
                          router_statistics_of(model->router_statistics, l, model->cfg.E));
+    const BranchGradients d1 = branch_gradients_of_attention(&d, &a, own),
+                          d2 = branch_gradients_of_mlp(&d, &a, own);
     block_recompute(&b, model->recompute);
     zero_clear_frozen_cpu(&model->zero, l);
-    mlp_backward_cpu(&b.mlp, &dmlp, a.dresidual, a.ln2);
-    norm_backward_cpu(a.dresidual, d.ln2w, d.ln2b, a.branch, a.residual2, &b.norm2, GRADIENT_ADD, own);
-    self_attention_backward_cpu(&b.attention, &dattention, a.dresidual, a.ln1);
-    norm_backward_cpu(a.dresidual, d.ln1w, d.ln1b, a.branch, b.inp, &b.norm1, GRADIENT_ADD, own);
+    mlp_backward_cpu(&b.mlp, &dmlp, branch_leave_backward_cpu(&b.branch2, &d2, a.dresidual), b.branch2.in);
+    branch_enter_backward_cpu(a.dresidual, &b.branch2, &d2, a.branch);
+    self_attention_backward_cpu(&b.attention, &dattention,
+                                branch_leave_backward_cpu(&b.branch1, &d1, a.dresidual), b.branch1.in);
+    branch_enter_backward_cpu(a.dresidual, &b.branch1, &d1, a.branch);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
@@ -425,9 +420,9 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     float* apart = zero_embedding_gradient_cpu(&model->zero); // NULL: joined
     const EmbeddingSizes sizes = {
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
-    if (a->encoded_rstd && (d.wte || apart)) {
-        norm_unit_backward_cpu(a->dresidual, a->encoded, a->encoded_rstd, tensor_rows(tensor.cut).count,
-                               cfg.C);
+    if (d.wte || apart) {
+        const LayerPass first = layer_at(model, 0, pass);
+        linear_embedding_backward_cpu(a->dresidual, &first);
     }
     const float* dencoded = tensor_gather_cpu(&tensor, 0, a->dresidual); // (N, C)
     // without a matrix of its own, the head has set or added to d.wte
@@ -450,7 +445,7 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     const ModelParameters d = model->gradients[0];
     const LayerPass last = layer_at(model, cfg.L - 1, pass);
     const LmHead head = lm_head(model, pass);
-    const Norm norm = last_norm(&last);
+    const Norm norm = layer_last_norm(&last);
     float *dlnf = a->branch, *dweight = cfg.has_head ? d.head : d.wte; // (R, C), (Vp, C)
     if (model->teacher) {
         teaching_gradients_cpu(a->losses, dlnf, dweight, &model->teaching, head, dloss, mode);

@@ -19,7 +19,9 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/gpu/graph.cuh"
 #include "llmc/gpu/results.cuh"
 #include "llmc/ops/checksum.cuh"
+#include "llmc/ops/rope.cuh"
 #include "llmc/model/share_layers.h"
+#include "llmc/layers/branch.cuh"
 #include "llmc/layers/decode.cuh"
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
@@ -78,7 +80,7 @@ struct Model {
     MatmulGpu matmul;
     LinearGpu linear; // with it
     AttentionGpu attention;
-    Rope rope;
+    ModelRopes ropes;
     ContextParallelGpu<floatX> context;
     // (B, T) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
@@ -137,7 +139,7 @@ static void open_parameters(Model* model, const Settled* s) {
 
 // Opens rotary positions and windows of attention, if the model has any.
 static void open_positions(Model* model, const Settled* s) {
-    self_attention_open_rope(&model->rope, &model->memory, model->cfg, model->T);
+    attention_config_open_ropes(&model->ropes, &model->memory, model->cfg, model->T, rope_gpu_open);
     if (model->cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
@@ -462,41 +464,35 @@ typedef struct {
     int l;
     ModelActivations a;
     LayerWeights weights;
-    const floatX* inp; // (R, C) the residual stream that enters it
-    floatX* out;       // (R, C) the residual stream after it
-    NormGpu<floatX> norm1, norm2;
+    BranchGpu branch1, branch2; // attention and the MLP, from the residual stream and back
     SelfAttentionGpu attention;
     MlpGpu mlp;
 } Block;
 
 static Block block_at(Model* model, int l, const Pass* pass) {
     const LayerPassGpu layer = layer_at(model, l, pass);
-    const ModelParameters* p = &layer.p;
-    const ModelActivations* a = &layer.a;
     return Block{
         model,
         pass,
         l,
-        *a,
+        layer.a,
         layer.weights,
-        stream_into(model, l, pass),
-        stream_into(model, l + 1, pass),
-        layer_norm(&layer, p->ln1w, p->ln1b, a->ln1_mean, a->ln1_rstd),
-        layer_norm(&layer, p->ln2w, p->ln2b, a->ln2_mean, a->ln2_rstd),
-        self_attention_of(&layer, model->window_starts, model->rope, &model->attention, &model->context),
+        branch_of_attention(&layer, stream_into(model, l, pass)),
+        branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
+        self_attention_of(&layer, model->window_starts, &model->ropes, &model->attention, &model->context),
         mlp_of(&layer, &model->groups.experts, &model->experts)};
 }
 
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
-    const ModelActivations a = b->a;
-    LinearGpu* linear = &b->model->linear;
+    const BranchGpu *branch1 = &b->branch1, *branch2 = &b->branch2;
     const int N = pass_tokens(b->pass);
-    // ln1 (R, C); residual2 (R, C) = inp + attention; ln2 (R, C); fch, fch_act (N, F)
-    linear_norm_forward(a.ln1, b->inp, &b->norm1, &b->weights.qkv, N, linear);
-    self_attention_forward_residual(a.residual2, b->inp, &b->attention, a.ln1);
-    linear_norm_forward(a.ln2, a.residual2, &b->norm2, &b->weights.fc, N, linear);
-    mlp_hidden(&b->mlp, a.ln2);
+    // ln1 (R, C); residual2 (R, C) = stream + attention; ln2 (R, C); fch, fch_act (N, F)
+    branch_enter(branch1, &b->weights.qkv, N);
+    self_attention_forward_residual(branch_to(branch1), branch_residual(branch1), &b->attention, branch1->in);
+    branch_leave(branch1);
+    branch_enter(branch2, &b->weights.fc, N);
+    mlp_hidden(&b->mlp, branch2->in);
 }
 
 static void block_forward(Block* b) {
@@ -504,15 +500,12 @@ static void block_forward(Block* b) {
     linear_renew(&b->weights, &model->linear);
     block_hidden(b);
     offload_residual_wait(&model->residuals, b->l - OFFLOAD_RESIDUALS, &model->gpu); // its memory
-    mlp_forward_residual(b->out, b->a.residual2, &b->mlp); // out (R, C) = residual2 + MLP of ln2
-    if (!b->pass->cached) {                                // to the host, if it is offloaded
-        offload_residual_out(&model->residuals, b->l, b->out, stream_bytes(model, b->pass), &model->gpu);
+    mlp_forward_residual(branch_to(&b->branch2), branch_residual(&b->branch2), &b->mlp);
+    branch_leave(&b->branch2); // the stream after the block (R, C) = residual2 + MLP of ln2
+    if (!b->pass->cached) {    // to the host, if it is offloaded
+        offload_residual_out(&model->residuals, b->l, b->branch2.sum, stream_bytes(model, b->pass),
+                             &model->gpu);
     }
-}
-
-static NormGpu<floatX> last_norm(const LayerPassGpu* last) {
-    const ModelActivations* a = &last->a;
-    return layer_norm(last, last->p.lnfw, last->p.lnfb, a->lnf_mean, a->lnf_rstd);
 }
 
 // Runs this stage of the model: in the last one up to the last hidden state, lnf (R, C). In other
@@ -536,7 +529,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     }
     if (model_has_last(cfg)) {
         const LayerPassGpu last = layer_at(model, cfg.L - 1, pass);
-        const NormGpu<floatX> norm = last_norm(&last);
+        const NormGpu<floatX> norm = layer_last_norm(&last);
         norm_forward(pass->acts->lnf, (const floatX*)stream_into(model, cfg.L, pass), &norm, &model->gpu);
     }
 }
@@ -595,14 +588,17 @@ static void wait_for_buffer(Model* model, int l) {
 static void block_recompute(const Block* b, RecomputeLevel level) {
     if (level == RECOMPUTE_BLOCK) {
         block_hidden(b);
+        if (branch_keeps_out(&b->branch2)) {
+            mlp_forward_residual(b->branch2.out, NULL, &b->mlp);
+        }
         return;
     }
     if (level >= RECOMPUTE_NORMS) {
-        norm_forward(b->a.ln1, b->inp, &b->norm1, &b->model->gpu);
-        norm_forward(b->a.ln2, (const floatX*)b->a.residual2, &b->norm2, &b->model->gpu);
+        branch_enter_again(&b->branch1);
+        branch_enter_again(&b->branch2);
     }
     if (level == RECOMPUTE_MLP) {
-        mlp_hidden(&b->mlp, b->a.ln2);
+        mlp_hidden(&b->mlp, b->branch2.in);
     } else if (level >= RECOMPUTE_ACTIVATION) {
         mlp_activation(&b->mlp);
     }
@@ -625,7 +621,9 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
         return none;
     }
     const Block b = block_at(model, l, pass);
-    return linear_codes_below(b.a.dresidual, b.norm1.N, &b.mlp.proj, pass_tokens(pass), &model->linear);
+    return branch_is_plain(&b.branch2) ? linear_codes_below(b.a.dresidual, b.branch2.before.N, &b.mlp.proj,
+                                                            pass_tokens(pass), &model->linear)
+                                       : none;
 }
 
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
@@ -640,22 +638,24 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     const MlpGradientsGpu dmlp =
         mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->map, l), model->router_losses,
                          router_statistics_of(model->results.statistics, l, model->cfg.E));
+    // dresidual, and its column sums (C): gradients of attprojb, and of fcprojb of the block before
+    const BranchGradientsGpu d2 = {
+        {d.ln2w, d.ln2b, own, d.attprojb, own, {}}, d.ln2postw, a.dbranch, &model->norm_scratch};
+    BranchGradientsGpu d1 = {{d.ln1w, d.ln1b, own, bias_grad_into(model, l), below, {}},
+                             d.ln1postw,
+                             a.dbranch,
+                             &model->norm_scratch};
     block_recompute(&b, model->recompute);
     zero_clear_frozen(&model->zero, l);
-    mlp_backward(&b.mlp, &dmlp, a.dresidual, a.ln2);
-    // dresidual, and its column sums: the gradient of attprojb (C)
-    const NormGradients dnorm2 = {d.ln2w, d.ln2b, own, d.attprojb, own, {}};
-    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm2, (const floatX*)a.branch, (const floatX*)a.residual2,
-                  &b.norm2, &model->norm_scratch, &model->gpu);
-    self_attention_backward(&b.attention, &dattention, a.dresidual, a.ln1);
-    // dresidual, and the gradient of fcprojb (C) of the block before
+    mlp_backward(&b.mlp, &dmlp, branch_leave_backward(&b.branch2, &d2, a.dresidual), b.branch2.in);
+    branch_enter_backward(a.dresidual, &b.branch2, &d2, a.branch);
+    self_attention_backward(&b.attention, &dattention, branch_leave_backward(&b.branch1, &d1, a.dresidual),
+                            b.branch1.in);
     if (l > 0) {
         wait_for_buffer(model, l - 1);
     }
-    const NormGradients dnorm1 = {
-        d.ln1w, d.ln1b, own, bias_grad_into(model, l), below, stream_codes(model, l - 1, pass)};
-    norm_backward(a.dresidual, GRADIENT_ADD, &dnorm1, (const floatX*)a.branch, b.inp, &b.norm1,
-                  &model->norm_scratch, &model->gpu);
+    d1.before.codes = stream_codes(model, l - 1, pass);
+    branch_enter_backward(a.dresidual, &b.branch1, &d1, a.branch);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
@@ -668,9 +668,9 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const EmbeddingSizes sizes = {
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
     const int is_trained = d.wte.data || apart.data;
-    if (a->encoded_rstd && is_trained) {
-        norm_unit_backward(a->dresidual, (const floatX*)a->encoded, a->encoded_rstd,
-                           tensor_rows(tensor.cut).count, cfg.C, &model->gpu);
+    if (is_trained) {
+        const LayerPassGpu first = layer_at(model, 0, pass);
+        linear_embedding_backward(a->dresidual, &first);
     }
     const floatX* dencoded = tensor_gather(&tensor, 0, a->dresidual); // (N, C)
     if (is_trained) {
@@ -697,7 +697,7 @@ static void head_backward(Model* model, const Pass* pass, float dloss, GradientM
     const LayerPassGpu last = layer_at(model, cfg.L - 1, pass);
     const LmHeadGpu head = lm_head(model, pass);
     const Gradient dweight = cfg.has_head ? d.head : d.wte;
-    const NormGpu<floatX> norm = last_norm(&last);
+    const NormGpu<floatX> norm = layer_last_norm(&last);
     const NormGradients dnorm = {
         d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode, stream_codes(model, cfg.L - 1, pass)};
     floatX* dlnf = a->branch; // (R, C)

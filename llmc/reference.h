@@ -84,15 +84,20 @@ static inline void ref_embedding_backward(Real* dwte, Real* dwpe, const Real* do
 // out, inp (N, C)    mean, rstd (N), kept for the backward pass    weight, bias (C)
 //
 // RMS has no mean: it is 0, and the term avg_c(g) is missing. NULL for `weight` is ones, NULL for
-// `bias` zeros.
+// `bias` zeros. RMS_PLUS has the weight 1 + weight. A factor multiplies weights.
 
 typedef struct {
     NormKind kind;
     const Real *weight, *bias;
     Real *mean, *rstd; // set by the forward pass; mean: if the kind has one
-    Real eps;
+    Real eps, factor;
     size_t N, C;
 } RefNorm;
+
+// Returns the weight of column c.
+static inline Real ref_norm_weight_(RefNorm norm, size_t c) {
+    return norm.weight ? norm_parts(norm.kind).offset + norm.weight[c] : 1;
+}
 
 // Returns the number that a norm subtracts from a row.
 static inline Real ref_norm_center_(NormKind kind, const Real* x, size_t C) {
@@ -104,6 +109,7 @@ static inline Real ref_norm_center_(NormKind kind, const Real* x, size_t C) {
         }
         return sum / C;
     case NORM_RMS:
+    case NORM_RMS_PLUS:
     case NORM_RMS_ALONE:
         return 0;
     }
@@ -120,8 +126,8 @@ static inline void ref_norm_forward(Real* out, const Real* inp, RefNorm norm) {
         }
         const Real rstd = norm.rstd[n] = 1 / sqrt(squares / C + norm.eps);
         for (size_t c = 0; c < C; c++) {
-            out[n * C + c] =
-                (x[c] - center) * rstd * (norm.weight ? norm.weight[c] : 1) + (norm.bias ? norm.bias[c] : 0);
+            const Real y = (x[c] - center) * rstd;
+            out[n * C + c] = norm.factor * y * ref_norm_weight_(norm, c) + (norm.bias ? norm.bias[c] : 0);
         }
         if (norm.mean) {
             norm.mean[n] = center;
@@ -138,18 +144,18 @@ static inline void ref_norm_backward(Real* dinp, Real* dweight, Real* dbias, con
         const Real center = has_mean ? norm.mean[n] : 0, rstd = norm.rstd[n];
         Real g_sum = 0, g_norm_sum = 0;
         for (size_t c = 0; c < C; c++) {
-            const Real y = (x[c] - center) * rstd, g = d[c] * (norm.weight ? norm.weight[c] : 1);
+            const Real y = (x[c] - center) * rstd, g = norm.factor * d[c] * ref_norm_weight_(norm, c);
             g_sum += has_mean ? g : 0;
             g_norm_sum += g * y;
             if (dweight) {
-                dweight[c] += d[c] * y;
+                dweight[c] += norm.factor * d[c] * y;
             }
             if (dbias) {
                 dbias[c] += d[c];
             }
         }
         for (size_t c = 0; c < C; c++) {
-            const Real y = (x[c] - center) * rstd, g = d[c] * (norm.weight ? norm.weight[c] : 1);
+            const Real y = (x[c] - center) * rstd, g = norm.factor * d[c] * ref_norm_weight_(norm, c);
             dinp[n * C + c] += rstd * (g - g_sum / C - y * g_norm_sum / C);
         }
     }
@@ -212,12 +218,15 @@ static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, c
 typedef struct {
     size_t B, T, NH, KV, HS;
     size_t window; // of attention
+    Real scale;    // of scores; 0: 1 / sqrt(HS)
+    Real cap;      // of scores; 0: none
 } RefHeads;
 
 typedef struct {
     HeadsKind kind;
     const Real *qweight, *kweight;
     Real *rstd, eps;
+    int offset; // added to weights
 } RefHeadNorm;
 
 // Heads of a token's queries, or of its keys, as rows of one norm: rows, and columns of each.
@@ -244,12 +253,13 @@ static inline RefNorm ref_norm_of_heads_(RefHeadNorm norm, RefHeads heads, size_
     const RefNormed_ q = ref_normed_(norm.kind, heads.NH, heads.HS),
                      k = ref_normed_(norm.kind, heads.KV, heads.HS);
     Real* rstd = norm.rstd + n * (q.rows + k.rows) + (is_key ? q.rows : 0);
-    return (RefNorm){NORM_RMS,
+    return (RefNorm){norm.offset ? NORM_RMS_PLUS : NORM_RMS,
                      is_key ? norm.kweight : norm.qweight,
                      NULL,
                      NULL,
                      rstd,
                      norm.eps,
+                     1,
                      is_key ? k.rows : q.rows,
                      is_key ? k.cols : q.cols};
 }
@@ -293,52 +303,87 @@ static inline void ref_heads_norm_backward(Real* dinp, Real* dqweight, Real* dkw
 // out, inp (B, T, QKV)    frequency (HS / 2), 0 for pairs that do not turn; NULL: none turns
 //
 // The first `dims` columns of a head turn, pair i with the frequency f = base^(-2i / dims). For
-// contexts longer than those of pretraining, a factor scales f down: all (linear), or those whose
-// wavelength 2 pi / f is long (Llama 3)
+// contexts longer than those of pretraining, f is scaled down: all by a factor (linear), or those
+// whose wavelength 2 pi / f is long (Llama 3)
 //
 //     turns = original_context f / (2 pi)      rise = (turns - low) / (high - low), within 0 and 1
 //     f -> f (rise + (1 - rise) / factor)
 //
+// where with yarn rise falls evenly from pair to pair, from 1 at the one that turns `high` times,
+// rounded down, to 0 at the one that turns `low` times, rounded up. Or each pair has a divisor of
+// its own (longrope), of two sets: by the length of the pass. With the last two, pairs that turn
+// are multiplied by the attention factor.
+//
 // Frequencies are rounded to fp32, as other programs have them: at high positions this matters.
 
-static inline Real ref_scale_frequency_(Real f, RopeScaling scaling) {
+typedef struct {
+    const Real* frequency;
+    Real attention; // factor of pairs that turn
+} RefRope;
+
+// Returns how much of its frequency pair i keeps, from 1 to 0.
+static inline Real ref_yarn_rise_(size_t i, size_t dims, Real base, RopeScaling scaling) {
+    const Real turns[2] = {scaling.high_freq_factor, scaling.low_freq_factor};
+    Real pair[2]; // base^(-2 pair / dims) original_context / (2 pi) = turns
+    for (int end = 0; end < 2; end++) {
+        pair[end] = (Real)dims / 2 * log(scaling.original_context / (2 * M_PI * turns[end])) / log(base);
+        pair[end] = scaling.is_exact ? pair[end] : end == 0 ? floor(pair[end]) : ceil(pair[end]);
+    }
+    pair[0] = fmax(pair[0], 0), pair[1] = fmin(pair[1], (Real)dims - 1);
+    if (pair[0] == pair[1]) {
+        pair[1] += 0.001;
+    }
+    return 1 - fmin(fmax(((Real)i - pair[0]) / (pair[1] - pair[0]), 0), 1);
+}
+
+// Returns the frequency of pair i in a pass of T tokens.
+static inline Real ref_rope_frequency_(size_t i, size_t T, RopeSettings s) {
+    const RopeScaling scaling = s.scaling;
+    const Real f = pow(s.base, -2.0 * (Real)i / (Real)s.dims);
     const Real turns = scaling.original_context * f / (2 * M_PI), low = scaling.low_freq_factor,
                high = scaling.high_freq_factor;
+    Real rise = 0; // linear
     switch (scaling.kind) {
-    case ROPE_PLAIN:
-        return f;
-    case ROPE_LINEAR:
-        return f / scaling.factor;
+    case ROPE_LONG:
+        return f / (T > (size_t)scaling.original_context ? s.factors->far : s.factors->near)[i];
     case ROPE_LLAMA3:
+        rise = fmin(fmax((turns - low) / (high - low), 0), 1);
         break;
+    case ROPE_YARN:
+        rise = ref_yarn_rise_(i, (size_t)s.dims, s.base, scaling);
+        break;
+    case ROPE_LINEAR:
+        break;
+    case ROPE_PLAIN:
+    case ROPE_KINDS:
+        return f;
     }
-    const Real rise = fmin(fmax((turns - low) / (high - low), 0), 1);
     return f * (rise + (1 - rise) / scaling.factor);
 }
 
-static inline void ref_rope_frequencies(Real* frequency, size_t HS, size_t dims, Real base,
-                                        RopeScaling scaling) {
-    for (size_t i = 0; i < HS / 2; i++) {
-        const Real f = pow(base, -2.0 * (Real)i / (Real)dims);
-        frequency[i] = 2 * i < dims ? (float)ref_scale_frequency_(f, scaling) : 0;
+// Sets the frequencies (HS / 2) of a pass of T tokens.
+static inline void ref_rope_frequencies(Real* frequency, size_t T, RopeSettings settings) {
+    for (size_t i = 0; i < (size_t)settings.HS / 2; i++) {
+        frequency[i] = 2 * i < (size_t)settings.dims ? (float)ref_rope_frequency_(i, T, settings) : 0;
     }
 }
 
-static inline void ref_turn_(Real* out, const Real* inp, const Real* frequency, size_t HS, Real t) {
+static inline void ref_turn_(Real* out, const Real* inp, RefRope rope, size_t HS, Real t) {
     for (size_t i = 0; i < HS / 2; i++) {
-        const Real c = cos(t * frequency[i]), s = sin(t * frequency[i]), e = inp[2 * i], o = inp[2 * i + 1];
+        const Real f = rope.frequency[i], a = f > 0 ? rope.attention : 1, c = a * cos(t * f),
+                   s = a * sin(t * f), e = inp[2 * i], o = inp[2 * i + 1];
         out[2 * i] += e * c - o * s;
         out[2 * i + 1] += o * c + e * s;
     }
 }
 
 // Adds inp to out, with its queries and keys turned from 0 to t (sign 1), or back (-1).
-static inline void ref_rope_(Real* out, const Real* inp, const Real* frequency, Real sign, RefHeads h) {
+static inline void ref_rope_(Real* out, const Real* inp, RefRope rope, Real sign, RefHeads h) {
     const size_t heads = h.NH + 2 * h.KV;
     for (size_t i = 0; i < h.B * h.T * heads; i++) {
-        const size_t t = i / heads % h.T, turned = frequency && i % heads < h.NH + h.KV;
+        const size_t t = i / heads % h.T, turned = rope.frequency && i % heads < h.NH + h.KV;
         if (turned) {
-            ref_turn_(out + i * h.HS, inp + i * h.HS, frequency, h.HS, sign * t);
+            ref_turn_(out + i * h.HS, inp + i * h.HS, rope, h.HS, sign * t);
         }
         for (size_t d = 0; d < h.HS && !turned; d++) {
             out[i * h.HS + d] += inp[i * h.HS + d];
@@ -346,24 +391,25 @@ static inline void ref_rope_(Real* out, const Real* inp, const Real* frequency, 
     }
 }
 
-static inline void ref_rope_forward(Real* out, const Real* inp, const Real* frequency, RefHeads h) {
+static inline void ref_rope_forward(Real* out, const Real* inp, RefRope rope, RefHeads h) {
     memset(out, 0, h.B * h.T * (h.NH + 2 * h.KV) * h.HS * sizeof(Real));
-    ref_rope_(out, inp, frequency, 1, h);
+    ref_rope_(out, inp, rope, 1, h);
 }
 
-static inline void ref_rope_backward(Real* dinp, const Real* dout, const Real* frequency, RefHeads h) {
-    ref_rope_(dinp, dout, frequency, -1, h);
+static inline void ref_rope_backward(Real* dinp, const Real* dout, RefRope rope, RefHeads h) {
+    ref_rope_(dinp, dout, rope, -1, h);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Causal multi-head attention: Vaswani et al., 2017; backward from lse: Dao et al., 2022; with keys
 // and values for groups of NH / KV queries: Ainslie et al., 2023
 //
-//     score[t][u] = q[t] . k[u] / sqrt(HS)           start[t] <= u <= t and t - u < window
+//     score[t][u] = scale q[t] . k[u]                start[t] <= u <= t and t - u < window
+//                   or cap tanh(scale q[t] . k[u] / cap): Gemma 2, 2024
 //     lse[t]      = log(sum_u exp(score[t][u]))      p[t][u] = exp(score[t][u] - lse[t])
 //     out[t]      = sum_u p[t][u] v[u]
 //
-//     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) / sqrt(HS)
+//     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) scale (1 - (score[t][u] / cap)^2)
 //     dq[t] = sum_u ds[t][u] k[u]    dk[u] = sum_t ds[t][u] q[t]    dv[u] = sum_t p[t][u] dout[t]
 //
 // qkv (B, T, QKV); query head h reads key and value head h / (NH / KV)
@@ -379,8 +425,17 @@ static inline Real ref_dot_(const Real* x, const Real* y, size_t n) {
     return sum;
 }
 
-static inline Real ref_score_(const Real* q, const Real* k, size_t HS) {
-    return ref_dot_(q, k, HS) / sqrt(HS);
+static inline Real ref_scale_(RefHeads heads) { return heads.scale > 0 ? heads.scale : 1 / sqrt(heads.HS); }
+
+static inline Real ref_score_(const Real* q, const Real* k, RefHeads heads) {
+    const Real score = ref_scale_(heads) * ref_dot_(q, k, heads.HS);
+    return heads.cap > 0 ? heads.cap * tanh(score / heads.cap) : score;
+}
+
+// Returns the derivative of a score by q . k.
+static inline Real ref_score_slope_(Real score, RefHeads heads) {
+    const Real y = heads.cap > 0 ? score / heads.cap : 0;
+    return ref_scale_(heads) * (1 - y * y);
 }
 
 // A query: token t of head h of sequence b, its places in qkv and out, and the keys that it sees.
@@ -412,17 +467,17 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
         Real* o = out + at.out;
         Real max = -INFINITY, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
         for (size_t u = at.start; u <= at.t; u++) {
-            max = fmax(max, ref_score_(q, k + u * at.row, HS));
+            max = fmax(max, ref_score_(q, k + u * at.row, heads));
         }
         for (size_t u = at.start; u <= at.t; u++) {
-            sum += exp(ref_score_(q, k + u * at.row, HS) - max);
+            sum += exp(ref_score_(q, k + u * at.row, heads) - max);
         }
         lse[i] = max + log(sum);
         for (size_t d = 0; d < HS; d++) {
             o[d] = 0;
         }
         for (size_t u = at.start; u <= at.t; u++) {
-            const Real p = exp(ref_score_(q, k + u * at.row, HS) - lse[i]);
+            const Real p = exp(ref_score_(q, k + u * at.row, heads) - lse[i]);
             for (size_t d = 0; d < HS; d++) {
                 o[d] += p * v[u * at.row + d];
             }
@@ -441,8 +496,8 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
         const Real average = ref_dot_(d_o, o, HS); // average of d_o . v, weighted by p
         for (size_t u = at.start; u <= at.t; u++) {
             const size_t row = u * at.row;
-            const Real p = exp(ref_score_(q, k + row, HS) - lse[i]);
-            const Real ds = p * (ref_dot_(d_o, v + row, HS) - average) / sqrt(HS);
+            const Real score = ref_score_(q, k + row, heads), p = exp(score - lse[i]);
+            const Real ds = p * (ref_dot_(d_o, v + row, HS) - average) * ref_score_slope_(score, heads);
             for (size_t d = 0; d < HS; d++) {
                 dq[d] += ds * k[row + d];
                 dk[row + d] += ds * q[d];
@@ -465,11 +520,13 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
 //     act = g s x        s = 1 / (1 + exp(-g))
 //     dx  = dact g s     dg = dact x s (1 + g (1 - s))
 //
+// GeGLU: GELU in the place of g s
+//
 // The square of ReLU: So et al., 2021
 //
 //     act = max(x, 0)^2      dx = dact 2 max(x, 0)
 //
-// act (N, F)    pre: x (N, F); of SwiGLU (g, x) (N, 2, F)
+// act (N, F)    pre: x (N, F); with a gate (g, x) (N, 2, F)
 
 static inline double ref_sigmoid_(double x) { return 1 / (1 + exp(-x)); }
 
@@ -492,6 +549,10 @@ static inline RefActivation_ ref_activation_(Real x, Real gate, ActivationKind k
         const double v = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x),
                      dv = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x), s = ref_sigmoid_(2 * v);
         return (RefActivation_){(Real)(x * s), (Real)(s + 2 * x * s * (1 - s) * dv), 0};
+    }
+    case ACTIVATION_GEGLU: {
+        const RefActivation_ gelu = ref_activation_(gate, 0, ACTIVATION_GELU);
+        return (RefActivation_){gelu.act * x, gelu.act, gelu.dx * x};
     }
     }
     return (RefActivation_){NAN, NAN, NAN};
@@ -709,18 +770,19 @@ static inline void ref_experts_backward(Real* dact, Real* dweights, Real* dproj,
 }
 
 // -------------------------------------------------------------------------------------------------
-// Residual sum: He et al., 2015. out = left + right, of n elements
+// Residual sum: He et al., 2015. out = left + factor right, of n elements
 
-static inline void ref_residual_forward(Real* out, const Real* left, const Real* right, size_t n) {
+static inline void ref_residual_forward(Real* out, const Real* left, const Real* right, Real factor,
+                                        size_t n) {
     for (size_t i = 0; i < n; i++) {
-        out[i] = left[i] + right[i];
+        out[i] = left[i] + factor * right[i];
     }
 }
 
-static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* dout, size_t n) {
+static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* dout, Real factor, size_t n) {
     for (size_t i = 0; i < n; i++) {
         dleft[i] += dout[i];
-        dright[i] += dout[i];
+        dright[i] += factor * dout[i];
     }
 }
 

@@ -20,9 +20,10 @@ typedef struct {
 // Sizes of a model, and the numbers in its formulas.
 typedef struct {
     size_t B, T, N, C, NH, KV, HS, Q, QKV, F, V, Vp;
-    size_t G;     // columns before the activation for each one after it: 2 with gates
-    size_t E, Fs; // experts, or 0; hidden units of the shared expert
-    size_t A;     // columns of the hidden layers after the activation: F, of each expert
+    size_t G;             // columns before the activation for each one after it: 2 with gates
+    size_t E, Fs;         // experts, or 0; hidden units of the shared expert
+    size_t before, after; // 1 if branches have a norm there
+    size_t A;             // columns of the hidden layers after the activation: F, of each expert
     const Architecture* kinds;
 } RefSizes;
 
@@ -37,6 +38,7 @@ static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
     s.G = (size_t)activation_gates(kinds->activation);
     s.E = (size_t)cfg.E, s.Fs = (size_t)cfg.Fs;
     s.A = (size_t)model_mlps(cfg) * F;
+    s.before = (size_t)model_has_norms_before(cfg), s.after = (size_t)model_has_norms_after(cfg);
     s.kinds = kinds;
     return s;
 }
@@ -50,12 +52,12 @@ static inline size_t ref_qk_rstd_(RefSizes s) {
 // Activations: name, layers, columns for each of N = B*T tokens; without columns, the model does
 // not have it. The gradients of the activations are a second such set.
 #define REF_ACTIVATIONS(X)                                                                                    \
-    X(embedded,      1,     s.kinds->has_embedding_norm ? s.C : 0)  /* (B, T, C)   the embedding, if it has a norm */ \
-    X(embedded_rstd, 1,     s.kinds->has_embedding_norm)            /* (B, T)      */                         \
+    X(embedded,      1,     s.kinds->embedding == EMBEDDING_NORM ? s.C : 0)  /* (B, T, C)   the embedding, if it has a norm */ \
+    X(embedded_rstd, 1,     s.kinds->embedding == EMBEDDING_NORM)   /* (B, T)      */                         \
     X(stream,        L + 1, s.C)   /* (B, T, C)   the residual stream that enters block l, after the last one too */ \
-    X(ln1,           L,     s.C)                                    /* (B, T, C)   */                         \
-    X(ln1_mean,      L,     norm_parts(s.kinds->norm).has_mean)    /* (B, T)      */                         \
-    X(ln1_rstd,      L,     1)                                      /* (B, T)      */                         \
+    X(ln1,           L,     s.before ? s.C : 0)                     /* (B, T, C)   */                         \
+    X(ln1_mean,      L,     norm_parts(s.kinds->norm).has_mean && s.before) /* (B, T) */                      \
+    X(ln1_rstd,      L,     s.before)                                   /* (B, T)      */                         \
     X(qkv,           L,     s.QKV)                                  /* (B, T, QKV) */                         \
     X(normed,        L,     s.QKV)                                  /* (B, T, QKV) after the norm of heads */ \
     X(qk_rstd,       L,     ref_qk_rstd_(s))                        /* (B, T, NH + KV), or (B, T, 2) */       \
@@ -63,10 +65,12 @@ static inline size_t ref_qk_rstd_(RefSizes s) {
     X(atty,          L,     s.Q)                                    /* (B, T, NH, HS)  what the heads see */  \
     X(att_lse,       L,     s.NH)                                   /* (B, NH, T)  */                         \
     X(attproj,       L,     s.C)                                    /* (B, T, C)   what attention adds to the stream */ \
+    X(ln1post,       L,     s.after ? s.C : 0)                      /* (B, T, C)   */                         \
+    X(ln1post_rstd,  L,     s.after)                                /* (B, T)      */                         \
     X(residual2,     L,     s.C)                                    /* (B, T, C)   the stream after attention */ \
-    X(ln2,           L,     s.C)                                    /* (B, T, C)   */                         \
-    X(ln2_mean,      L,     norm_parts(s.kinds->norm).has_mean)    /* (B, T)      */                         \
-    X(ln2_rstd,      L,     1)                                      /* (B, T)      */                         \
+    X(ln2,           L,     s.before ? s.C : 0)                     /* (B, T, C)   */                         \
+    X(ln2_mean,      L,     norm_parts(s.kinds->norm).has_mean && s.before) /* (B, T) */                      \
+    X(ln2_rstd,      L,     s.before)                                   /* (B, T)      */                         \
     X(router_logits, L,     s.E)                                    /* (B, T, E)   */                         \
     X(expert_weights, L,    s.E)                                    /* (B, T, E)   */                         \
     X(fch,           L,     s.G * s.A)                              /* (B, T, E, G, F)  the hidden layer of each MLP */ \
@@ -76,6 +80,8 @@ static inline size_t ref_qk_rstd_(RefSizes s) {
     X(shared,        L,     s.Fs > 0 ? s.C : 0)                     /* (B, T, C)   its output */              \
     X(routed,        L,     s.Fs > 0 ? s.C : 0)                     /* (B, T, C)   the others' */             \
     X(fcproj,        L,     s.C)                                    /* (B, T, C)   what the MLP adds to the stream */ \
+    X(ln2post,       L,     s.after ? s.C : 0)                      /* (B, T, C)   */                         \
+    X(ln2post_rstd,  L,     s.after)                                /* (B, T)      */                         \
     X(lnf,           1,     s.C)                                    /* (B, T, C)   */                         \
     X(lnf_mean,      1,     norm_parts(s.kinds->norm).has_mean)    /* (B, T)      */                         \
     X(lnf_rstd,      1,     1)                                      /* (B, T)      */                         \
@@ -93,9 +99,10 @@ typedef struct {
     ModelConfig cfg;
     RefSizes sizes;
     Real eps, softcap, z_loss;            // of norms; of the classifier
+    Real embedding_factor;                // not rounded
     Real router_balance, router_z;        // weights of the router's losses
     const int* lengths;                   // (B) tokens of each row, the rest is padding; NULL: T
-    Real* frequency;                      // (HS / 2) of rotary positions, or NULL
+    Real* frequency[2];                   // (HS / 2) of rotary positions; of layers with a window
     TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
     size_t parameter_bytes, activation_bytes;
     Real *params, *grads, *acts, *dacts;
@@ -129,14 +136,35 @@ static inline RefActivations ref_activations_(const RefModel* m, Real* memory, i
     return a;
 }
 
-static inline Real* ref_frequencies_(ModelConfig cfg) {
-    const size_t HS = (size_t)model_head_size(cfg);
-    if (model_architecture(cfg.arch)->positions == POSITIONS_LEARNED) {
-        return NULL;
+// Returns the settings of rotary positions, or of those of layers with a window. They point into m.
+static inline RopeSettings ref_rope_settings_(const RefModel* m, int is_window) {
+    const ModelConfig* cfg = &m->cfg;
+    return (RopeSettings){.HS = model_head_size(*cfg),
+                          .dims = model_rope_dims(*cfg),
+                          .base = is_window ? cfg->window_rope_base : model_rope_base(*cfg),
+                          .scaling = is_window ? cfg->window_scaling : cfg->scaling,
+                          .factors = &cfg->rope_factors};
+}
+
+static inline void ref_open_frequencies_(RefModel* m) {
+    const size_t HS = (size_t)model_head_size(m->cfg);
+    for (int w = 0; w < 2; w++) {
+        const int is_there =
+            m->sizes.kinds->positions == POSITIONS_ROPE && (w == 0 || m->cfg.window_rope_base > 0);
+        m->frequency[w] =
+            is_there ? (Real*)check_alloc(HS / 2, sizeof(Real), "reference: frequencies") : NULL;
+        if (is_there) {
+            ref_rope_frequencies(m->frequency[w], m->sizes.T, ref_rope_settings_(m, w));
+        }
     }
-    Real* frequency = (Real*)check_alloc(HS / 2, sizeof(Real), "reference: frequencies");
-    ref_rope_frequencies(frequency, HS, (size_t)model_rope_dims(cfg), model_rope_base(cfg), cfg.scaling);
-    return frequency;
+}
+
+// Returns the rotary positions of layer l.
+static inline RefRope ref_rope_of_(const RefModel* m, int l) {
+    const int is_window = model_window(m->cfg, l) > 0 && m->cfg.window_rope_base > 0,
+              rests = m->cfg.unrotated[l / 8] >> l % 8 & 1;
+    const RopeScaling scaling = ref_rope_settings_(m, is_window).scaling;
+    return (RefRope){rests ? NULL : m->frequency[is_window], scaling.attention > 0 ? scaling.attention : 1};
 }
 
 // Opens a model whose parameters are zero. The caller may change eps, the weights of losses, and
@@ -149,9 +177,12 @@ static inline void ref_model_open(RefModel* m, ModelConfig cfg, size_t B, size_t
     m->sizes = s;
     m->eps = model_norm_eps(cfg);
     m->softcap = cfg.softcap;
+    m->embedding_factor = model_architecture(cfg.arch)->embedding == EMBEDDING_ROOT ? sqrt(cfg.C)
+                          : cfg.embedding_factor > 0                                ? cfg.embedding_factor
+                                                                                    : 1;
     m->z_loss = m->router_balance = m->router_z = 0;
     m->lengths = NULL;
-    m->frequency = ref_frequencies_(cfg);
+    ref_open_frequencies_(m);
     m->parameter_bytes = model_parameter_rows_of(m->rows, cfg, sizeof(Real));
     m->activation_bytes = s.N * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
     m->params = (Real*)check_alloc(m->parameter_bytes, 1, "reference: parameters");
@@ -166,7 +197,8 @@ static inline void ref_model_close(RefModel* m) {
     free(m->acts);
     free(m->grads);
     free(m->params);
-    free(m->frequency);
+    free(m->frequency[0]);
+    free(m->frequency[1]);
 }
 
 static inline RefRouter ref_router_of_(const RefModel* m, const RefParameters* p, const int* starts) {
@@ -213,7 +245,7 @@ static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, c
         ref_linear_forward(a->sfch, a->ln2, p->sfcw, NULL, (RefLinear){N, C, s.G * Fs});
         ref_activation_forward(a->sfch_act, a->sfch, N, Fs, kind);
         ref_linear_forward(a->shared, a->sfch_act, p->sfcprojw, NULL, (RefLinear){N, Fs, C});
-        ref_residual_forward(a->fcproj, a->routed, a->shared, N * C);
+        ref_residual_forward(a->fcproj, a->routed, a->shared, 1, N * C);
     }
 }
 
@@ -225,7 +257,7 @@ static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, 
     const ActivationKind kind = s.kinds->activation;
     const RefRouter router = ref_router_of_(m, p, starts);
     if (Fs) {
-        ref_residual_backward(da->routed, da->shared, da->fcproj, N * C);
+        ref_residual_backward(da->routed, da->shared, da->fcproj, 1, N * C);
         ref_linear_backward(da->sfch_act, dp->sfcprojw, NULL, da->shared, a->sfch_act, p->sfcprojw,
                             (RefLinear){N, Fs, C});
         ref_activation_backward(da->sfch, da->sfch_act, a->sfch, N, Fs, kind);
@@ -249,49 +281,98 @@ static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, 
 // Return the heads of layer l, and the norms of its queries and keys.
 static inline RefHeads ref_heads_(const RefModel* m, int l) {
     const RefSizes s = m->sizes;
-    return (RefHeads){s.B, s.T, s.NH, s.KV, s.HS, (size_t)model_window(m->cfg, l)};
+    return (RefHeads){s.B,
+                      s.T,
+                      s.NH,
+                      s.KV,
+                      s.HS,
+                      (size_t)model_window(m->cfg, l),
+                      m->cfg.attention_scale,
+                      m->cfg.attention_softcap};
 }
 static inline RefHeadNorm ref_head_norm_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
-    return (RefHeadNorm){m->sizes.kinds->heads, p->qnormw, p->knormw, a->qk_rstd, m->eps};
+    return (RefHeadNorm){m->sizes.kinds->heads,
+                         p->qnormw,
+                         p->knormw,
+                         a->qk_rstd,
+                         m->eps,
+                         norm_parts(m->sizes.kinds->norm).offset};
 }
 
 // Returns a norm of the rows (N, C).
 static inline RefNorm ref_row_norm_(const RefModel* m, const Real* weight, const Real* bias, Real* mean,
                                     Real* rstd) {
-    return (RefNorm){m->sizes.kinds->norm, weight, bias, mean, rstd, m->eps, m->sizes.N, m->sizes.C};
+    return (RefNorm){m->sizes.kinds->norm, weight, bias, mean, rstd, m->eps, 1, m->sizes.N, m->sizes.C};
 }
 
 // Returns the norm of the embedding.
 static inline RefNorm ref_embedded_norm_(const RefModel* m, const RefActivations* a) {
-    return (RefNorm){NORM_RMS_ALONE, NULL, NULL, NULL, a->embedded_rstd, m->eps, m->sizes.N, m->sizes.C};
+    return (RefNorm){NORM_RMS_ALONE, NULL, NULL, NULL, a->embedded_rstd, m->eps, 1, m->sizes.N, m->sizes.C};
 }
 
 static inline RefClassifier ref_classifier_(const RefModel* m) {
     return (RefClassifier){m->sizes.N, m->sizes.V, m->sizes.Vp, m->softcap, m->z_loss};
 }
 
+// Adds the output of a branch to the stream x: sum = x + factor branch, or with a norm (`normed` is
+// not NULL), x + factor norm(branch).
+static inline void ref_branch_forward_(const RefModel* m, Real* sum, const Real* x, Real* normed,
+                                       const Real* branch, RefNorm norm) {
+    const Real factor = m->cfg.residual_factor > 0 ? m->cfg.residual_factor : 1;
+    if (normed) {
+        ref_norm_forward(normed, branch, norm);
+    }
+    ref_residual_forward(sum, x, normed ? normed : branch, factor, m->sizes.N * m->sizes.C);
+}
+
+static inline void ref_branch_backward_(const RefModel* m, const Real* dsum, Real* dx, Real* dnormed,
+                                        Real* dbranch, Real* dweight, const Real* branch, RefNorm norm) {
+    const Real factor = m->cfg.residual_factor > 0 ? m->cfg.residual_factor : 1;
+    ref_residual_backward(dx, dnormed ? dnormed : dbranch, dsum, factor, m->sizes.N * m->sizes.C);
+    if (dnormed) {
+        ref_norm_backward(dbranch, dweight, NULL, dnormed, branch, norm);
+    }
+}
+
+// Returns the activations with the stream in the place of norms before branches that the model
+// lacks.
+static inline RefActivations ref_in_block_(RefActivations a) {
+    a.ln1 = a.ln1 ? a.ln1 : a.stream;
+    a.ln2 = a.ln2 ? a.ln2 : a.residual2;
+    return a;
+}
+
 // Computes block l. With the residual stream x, and weights of its own in each product:
 //
-//     y = norm(x)                      y = norm(x)
+//     y = norm(x), or x                y = norm(x), or x
 //     qkv = y W^T + b                  h = y W^T + b
 //     y = attention(turn(norm(qkv)))   y = activation(h)
-//     x = x + y W^T + b                x = x + y W^T + b, or a sum of experts
+//     x = x + norm(y W^T + b)          x = x + norm(y W^T + b), or of a sum of experts
+//
+// or without the norms after these products.
 static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C;
     const RefHeads heads = ref_heads_(m, l);
     const RefParameters p = ref_parameters_(m, m->params, l);
-    const RefActivations a = ref_activations_(m, m->acts, l), next = ref_activations_(m, m->acts, l + 1);
-    ref_norm_forward(a.ln1, a.stream, ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));
+    const RefActivations a = ref_in_block_(ref_activations_(m, m->acts, l)),
+                         next = ref_activations_(m, m->acts, l + 1);
+    if (s.before) {
+        ref_norm_forward(a.ln1, a.stream, ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));
+    }
     ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, (RefLinear){N, C, s.QKV});
     ref_heads_norm_forward(a.normed, a.qkv, ref_head_norm_(m, &p, &a), heads);
-    ref_rope_forward(a.turned, a.normed, m->frequency, heads);
+    ref_rope_forward(a.turned, a.normed, ref_rope_of_(m, l), heads);
     ref_attention_forward(a.atty, a.att_lse, a.turned, starts, heads);
     ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, (RefLinear){N, s.Q, C});
-    ref_residual_forward(a.residual2, a.stream, a.attproj, N * C);
-    ref_norm_forward(a.ln2, a.residual2, ref_row_norm_(m, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd));
+    ref_branch_forward_(m, a.residual2, a.stream, a.ln1post, a.attproj,
+                        ref_row_norm_(m, p.ln1postw, NULL, NULL, a.ln1post_rstd));
+    if (s.before) {
+        ref_norm_forward(a.ln2, a.residual2, ref_row_norm_(m, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd));
+    }
     ref_mlp_forward_(m, &p, &a);
-    ref_residual_forward(next.stream, a.residual2, a.fcproj, N * C);
+    ref_branch_forward_(m, next.stream, a.residual2, a.ln2post, a.fcproj,
+                        ref_row_norm_(m, p.ln2postw, NULL, NULL, a.ln2post_rstd));
 }
 
 // Goes through the same steps backward; da, dp: gradients.
@@ -300,21 +381,41 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     const size_t N = s.N, C = s.C;
     const RefHeads heads = ref_heads_(m, l);
     const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
-    const RefActivations a = ref_activations_(m, m->acts, l);
-    const RefActivations da = ref_activations_(m, m->dacts, l), dnext = ref_activations_(m, m->dacts, l + 1);
-    ref_residual_backward(da.residual2, da.fcproj, dnext.stream, N * C);
+    const RefActivations a = ref_in_block_(ref_activations_(m, m->acts, l));
+    const RefActivations da = ref_in_block_(ref_activations_(m, m->dacts, l)),
+                         dnext = ref_activations_(m, m->dacts, l + 1);
+    ref_branch_backward_(m, dnext.stream, da.residual2, da.ln2post, da.fcproj, dp.ln2postw, a.fcproj,
+                         ref_row_norm_(m, p.ln2postw, NULL, NULL, a.ln2post_rstd));
     ref_mlp_backward_(m, &p, &dp, &a, &da, starts);
-    ref_norm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2,
-                      ref_row_norm_(m, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd));
-    ref_residual_backward(da.stream, da.attproj, da.residual2, N * C);
+    if (s.before) {
+        ref_norm_backward(da.residual2, dp.ln2w, dp.ln2b, da.ln2, a.residual2,
+                          ref_row_norm_(m, p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd));
+    }
+    ref_branch_backward_(m, da.residual2, da.stream, da.ln1post, da.attproj, dp.ln1postw, a.attproj,
+                         ref_row_norm_(m, p.ln1postw, NULL, NULL, a.ln1post_rstd));
     ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw,
                         (RefLinear){N, s.Q, C});
     ref_attention_backward(da.turned, da.atty, a.turned, a.atty, a.att_lse, starts, heads);
-    ref_rope_backward(da.normed, da.turned, m->frequency, heads);
+    ref_rope_backward(da.normed, da.turned, ref_rope_of_(m, l), heads);
     ref_heads_norm_backward(da.qkv, dp.qnormw, dp.knormw, da.normed, a.qkv, ref_head_norm_(m, &p, &a), heads);
     ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, (RefLinear){N, C, s.QKV});
-    ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream,
-                      ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));
+    if (s.before) {
+        ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream,
+                          ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));
+    }
+}
+
+// Multiplies n elements, or their gradients.
+static inline void ref_multiply_(Real* x, Real factor, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        x[i] *= factor;
+    }
+}
+
+// Divides the logits, or their gradients, as the model does.
+static inline void ref_divide_logits_(const RefModel* m, Real* logits) {
+    ref_multiply_(logits, m->cfg.logits_divisor > 0 ? 1 / (Real)m->cfg.logits_divisor : 1,
+                  m->sizes.N * m->sizes.Vp);
 }
 
 // Returns the loss: the mean over the targets, without the z-loss. tokens, targets, starts (B, T);
@@ -325,6 +426,7 @@ static inline Real ref_model_forward(RefModel* m, const int* tokens, const int* 
     const RefActivations first = ref_activations_(m, m->acts, 0), a = ref_activations_(m, m->acts, m->cfg.L);
     Real* embedded = a.embedded ? a.embedded : first.stream;
     ref_embedding_forward(embedded, tokens, p.wte, p.wpe, s.B, s.T, s.C);
+    ref_multiply_(embedded, m->embedding_factor, s.N * s.C);
     if (a.embedded) {
         ref_norm_forward(first.stream, a.embedded, ref_embedded_norm_(m, &a));
     }
@@ -333,6 +435,7 @@ static inline Real ref_model_forward(RefModel* m, const int* tokens, const int* 
     }
     ref_norm_forward(a.lnf, a.stream, ref_row_norm_(m, p.lnfw, p.lnfb, a.lnf_mean, a.lnf_rstd));
     ref_linear_forward(a.logits, a.lnf, p.head ? p.head : p.wte, NULL, (RefLinear){s.N, s.C, s.Vp});
+    ref_divide_logits_(m, a.logits);
     ref_classifier_forward(a.losses, a.logits_lse, a.logits, targets, ref_classifier_(m));
     Real sum = 0;
     for (size_t n = 0; n < s.N; n++) {
@@ -353,6 +456,7 @@ static inline void ref_model_backward(RefModel* m, const int* tokens, const int*
     memset(m->grads, 0, m->parameter_bytes);
     memset(m->dacts, 0, m->activation_bytes);
     ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, ref_classifier_(m));
+    ref_divide_logits_(m, da.logits);
     ref_linear_backward(da.lnf, p.head ? dp.head : dp.wte, NULL, da.logits, a.lnf, p.head ? p.head : p.wte,
                         (RefLinear){s.N, s.C, s.Vp});
     ref_norm_backward(da.stream, dp.lnfw, dp.lnfb, da.lnf, a.stream,
@@ -363,7 +467,9 @@ static inline void ref_model_backward(RefModel* m, const int* tokens, const int*
     if (a.embedded) {
         ref_norm_backward(da.embedded, NULL, NULL, dfirst.stream, a.embedded, ref_embedded_norm_(m, &a));
     }
-    ref_embedding_backward(dp.wte, dp.wpe, a.embedded ? da.embedded : dfirst.stream, tokens, s.B, s.T, s.C);
+    Real* dembedded = a.embedded ? da.embedded : dfirst.stream;
+    ref_multiply_(dembedded, m->embedding_factor, s.N * s.C);
+    ref_embedding_backward(dp.wte, dp.wpe, dembedded, tokens, s.B, s.T, s.C);
 }
 
 #endif

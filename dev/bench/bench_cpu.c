@@ -335,8 +335,9 @@ static void bench_rows(Bench* bench, int N) {
           *b = random_floats(4 * C);
     float *mean = random_floats(N), *rstd = random_floats(N);
     const double row_bytes = 4.0 * N * C;
-    const Norm norm = {NORM_LAYER, NORM_EPS, w, b, mean, rstd, N, C},
-               rms = {NORM_RMS, NORM_EPS, w, NULL, NULL, rstd, N, C};
+    const Norm norm = {NORM_LAYER, NORM_EPS, 1, w, b, mean, rstd, N, C},
+               rms = {NORM_RMS, NORM_EPS, 1, w, NULL, NULL, rstd, N, C};
+    const ResidualSum sum = {x, y, 1, NULL};
     BENCH(bench, "gelu forward", 8.0 * (double)n, bench->bandwidth, "GB/s   ",
           activation_forward_cpu(y, x, 1, n, ACTIVATION_GELU));
     BENCH(bench, "gelu backward", 12.0 * (double)n, bench->bandwidth, "GB/s   ",
@@ -348,7 +349,7 @@ static void bench_rows(Bench* bench, int N) {
     BENCH(bench, "layernorm forward", 2 * row_bytes, bench->bandwidth, "GB/s   ",
           norm_forward_cpu(y, x, &norm));
     BENCH(bench, "residual + layernorm forward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
-          residual_norm_forward_cpu(y, z, x, y, &norm));
+          residual_norm_forward_cpu(y, z, &sum, &norm));
     BENCH(bench, "layernorm backward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
           norm_backward_cpu(y, w, b, z, x, &norm, GRADIENT_ADD, GRADIENT_SET));
     BENCH(bench, "rms norm forward", 2 * row_bytes, bench->bandwidth, "GB/s   ",
@@ -486,6 +487,9 @@ int main(int argc, char** argv) {
     bench_attention(&bench, attention_sizes(4, 64, NH, NH, C / NH));
     bench_attention(&bench, attention_sizes(1, 1024, NH, NH, C / NH));
     bench_attention(&bench, attention_sizes(1, 1024, 9, 3, 64)); // llama:135m
+    AttentionSizes capped = attention_sizes(1, 1024, 8, 4, 256); // as in Gemma 2
+    capped.cap = 50;
+    bench_attention(&bench, capped);
     bench_mlps(&bench, 1024);
     bench_mlps(&bench, 1023);
     bench_rows(&bench, 1024);

@@ -391,8 +391,8 @@ static void bench_rows(Bench* bench, MatmulGpu*) {
     float *mean = random_array<float>(bench, N, 1), *rstd = random_array<float>(bench, N, 1);
     const Gradient dweight = {weight, DTYPE_OF(floatX)}, dbias = {bias, DTYPE_OF(floatX)},
                    dinp_sum = {random_array<floatX>(bench, C, 1), DTYPE_OF(floatX)};
-    const NormGpu<floatX> norm = {NORM_LAYER, NORM_EPS, weight, bias, mean, rstd, N, C, {}},
-                          rms = {NORM_RMS, NORM_EPS, weight, NULL, NULL, rstd, N, C, {}};
+    const NormGpu<floatX> norm = {NORM_LAYER, NORM_EPS, 1, weight, bias, mean, rstd, N, C, {}},
+                          rms = {NORM_RMS, NORM_EPS, 1, weight, NULL, NULL, rstd, N, C, {}};
     const Gradient none = {NULL, dbias.dtype};
     const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET, {}},
                         rms_sums = {dweight, none, GRADIENT_SET, none, GRADIENT_SET, {}};
@@ -606,8 +606,9 @@ static void bench_heads_kind(Bench* bench, const char* name, HeadsKind kind, Att
     const size_t N = (size_t)sizes.B * sizes.T, n = N * attention_qkv_size(sizes);
     char shape[64], line[64];
     Memory memory = memory_on_gpu();
-    HeadsGpu<floatX> heads = {kind, NORM_EPS, sizes, {NULL, sizes.HS}, NULL, NULL, NULL, NULL, NULL};
-    rope_gpu_open(&heads.rope, &memory, {sizes.T, sizes.HS, sizes.HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}});
+    HeadsGpu<floatX> heads = {kind, NORM_EPS, 0, sizes, {NULL, sizes.HS}, NULL, NULL, NULL, NULL, NULL};
+    rope_gpu_open(&heads.rope, &memory,
+                  {sizes.T, sizes.HS, sizes.HS, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0, 0, 0}, NULL});
     floatX *qkv = random_array<floatX>(bench, n, 1), *dqkv = random_array<floatX>(bench, n, 1);
     heads.qnormw = random_array<floatX>(bench, (size_t)sizes.HS, 1);
     heads.knormw = random_array<floatX>(bench, (size_t)sizes.HS, 1);
@@ -755,8 +756,8 @@ static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
     const Work forward = {attention_forward_flops(sizes), attention_forward_bytes(sizes, sizeof(floatX))},
                backward = {attention_backward_flops(sizes), attention_backward_bytes(sizes, sizeof(floatX))};
     attention_gpu_open<floatX>(scratch, &memory, sizes, sizes.T);
-    snprintf(shape, sizeof(shape), "B %d T %d, %d/%d heads of %d", sizes.B, sizes.T, sizes.NH, sizes.KV,
-             sizes.HS);
+    snprintf(shape, sizeof(shape), "B %d T %d, %d/%d heads of %d%s", sizes.B, sizes.T, sizes.NH, sizes.KV,
+             sizes.HS, sizes.cap > 0 ? ", cap" : "");
     for (const AttentionInstructions by : {ATTENTION_BY_MMA, ATTENTION_BY_WGMMA}) {
         const int is_wgmma = by == ATTENTION_BY_WGMMA;
         if (is_wgmma && (!PTX_HAS_WGMMA || DTYPE_OF(floatX) == DTYPE_FP32)) {
@@ -774,12 +775,12 @@ static void bench_attention_by(Bench* bench, AttentionSizes sizes) {
             measure(bench, name, shape, forward, [=] { kernel(&pass, scratch, attention_size(sizes), gpu); });
         };
 #define FORWARD(Tiles) attention_forward_wgmma<Tiles, ATTENTION_CAUSAL, floatX>
-        if (sizes.HS <= 64) {
+        if (sizes.HS <= 64 && sizes.cap == 0) {
             tiles("forward, 64 keys, 2 groups, 2 blocks", FORWARD(AttentionForward64));
             tiles("forward, 128 keys, 2 groups", FORWARD(AttentionForward64Long));
             tiles("forward, 128 keys, 3 groups", FORWARD(AttentionForward64Longer));
             tiles("forward, 64 keys, 3 groups", FORWARD(AttentionForward64Three));
-        } else {
+        } else if (sizes.HS <= 128 && sizes.cap == 0) {
             tiles("forward, 128 keys, 2 groups", FORWARD(AttentionForward128));
             tiles("forward, 128 keys, no overlap", FORWARD(AttentionForward128Apart));
         }
@@ -800,6 +801,10 @@ static void bench_attention_tiles(Bench* bench, MatmulGpu*) {
     bench_attention_by(bench, attention_sizes(B, T, NH, NH, bench->cfg.C / NH));
     bench_attention_by(bench, attention_sizes(B, T, 16, 8, 128));
     bench_attention_by(bench, attention_sizes(B, T, 32, 8, 64));
+    AttentionSizes gemma = attention_sizes(B, T, 8, 4, 256);
+    bench_attention_by(bench, gemma);
+    gemma.cap = 50;
+    bench_attention_by(bench, gemma);
 }
 
 // ---- the sections ----

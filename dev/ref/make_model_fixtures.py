@@ -6,7 +6,8 @@ its true numbers.
 Each directory has config.json, the weights in one file or several, and expected.safetensors: a text
 of B T + 1 tokens, the logits (B, T, V) of all but its last token in B sequences, the mean loss of
 the next tokens, and the norm of the gradient of that loss. transformers computes them with weights
-in float64; its norms and rotary positions stay in float32. tokens.bin is the same text as a shard,
+in float64; its norms and rotary positions stay in float32. positions.txt: the loss and the norm of
+two of these models with other rotary positions in one layer. tokens.bin is the same text as a shard,
 losses.txt has each model's loss and norm as text.
 """
 
@@ -25,6 +26,8 @@ SIZES = dict(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_lay
 WIDE = dict(hidden_size=32, intermediate_size=32)  # matrices of experts have multiples of 32 in bf16
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max_position_embeddings=16)
+LONG = dict(rope_type="longrope", rope_theta=10000.0, factor=4.0, short_factor=[1.0, 1.25, 1.5, 2.0], long_factor=[1.5, 3.0, 6.0, 20.0])
 
 # name: class of the configuration, its arguments, type of the saved weights, largest file
 MODELS = {
@@ -52,6 +55,17 @@ MODELS = {
                 WIDE | dict(head_dim=8, moe_intermediate_size=32, n_routed_experts=4, n_shared_experts=2,
                             num_experts_per_tok=2, routed_scaling_factor=1.5, first_k_dense_replace=0,
                             attention_bias=True, use_qk_norm=True), torch.float32, "5GB"),
+    "yarn": (transformers.LlamaConfig, dict(head_dim=8, rope_parameters=YARN), torch.bfloat16, "5GB"),
+    "yarn_exact": (transformers.Qwen3Config, dict(head_dim=16, rope_parameters=YARN | dict(truncate=False, beta_fast=4.0, mscale=1.5, mscale_all_dim=0.75)),
+                   torch.bfloat16, "5GB"),
+    "longrope": (transformers.LlamaConfig, dict(head_dim=8, rope_parameters=LONG | dict(original_max_position_embeddings=12)), torch.bfloat16, "5GB"),
+    "longrope_near": (transformers.Qwen3Config, dict(head_dim=8, rope_parameters=LONG | dict(original_max_position_embeddings=13, attention_factor=1.125)),
+                      torch.bfloat16, "5GB"),
+    "olmo2": (transformers.Olmo2Config, dict(pad_token_id=0), torch.float32, "5GB"),
+    "granite": (transformers.GraniteConfig, dict(tie_word_embeddings=True, attention_multiplier=0.25, embedding_multiplier=3.0,
+                                                 residual_multiplier=0.22, logits_scaling=1.5), torch.bfloat16, "5GB"),
+    "gemma2": (transformers.Gemma2Config, dict(head_dim=8, sliding_window=5, query_pre_attn_scalar=6, attn_logit_softcapping=2.0,
+                                               final_logit_softcapping=3.0, pad_token_id=0), torch.float32, "5GB"),  # bf16 would round the root of 24
 }
 
 
@@ -75,6 +89,34 @@ def numbers(model, tokens):
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(x.grad) for x in model.parameters()]))
     return {"tokens": tokens.int(), "logits": logits.detach().float().contiguous(), "loss": loss.detach().reshape(1),
             "norm": norm.reshape(1)}
+
+
+def with_positions(model, l, cos_sin):
+    """Layer l gets these cosines and sines."""
+    def replace(module, args, kwargs):
+        return args, kwargs | dict(position_embeddings=cos_sin(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]))
+    return model.model.layers[l].self_attn.register_forward_pre_hook(replace, with_kwargs=True)
+
+
+def positions_by_layer(tokens):
+    """Models whose layers have different rotary positions: a Llama without any in layer 1, which is a SmolLM3; a
+    Qwen 3 whose layer 0, the one with a window, has another base and linear scaling."""
+    lines = ["# name: loss norm\n"]
+    llama = transformers.AutoModelForCausalLM.from_pretrained(OUT / "llama")
+    config = {k: v for k, v in llama.config.to_dict().items() if k in SIZES or k in ("head_dim", "rms_norm_eps", "rope_parameters")}
+    smol = transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(
+        **config, pad_token_id=0, no_rope_layers=[1, 0], tie_word_embeddings=False, attn_implementation="eager"))
+    smol.load_state_dict(llama.state_dict())
+    expected = numbers(smol, tokens)
+    lines.append(f"unrotated: {expected['loss'].item():.9f} {expected['norm'].item():.9f}\n")
+    qwen = transformers.AutoModelForCausalLM.from_pretrained(OUT / "qwen3", attn_implementation="eager")
+    other = transformers.Qwen3Config(**qwen.config.to_dict() | dict(rope_parameters=dict(rope_type="linear", rope_theta=100.0, factor=2.0)))
+    rotary = type(qwen.model.rotary_emb)(other)
+    with_positions(qwen, 0, lambda x: rotary(x, torch.arange(T)[None]))
+    expected = numbers(qwen, tokens)
+    lines.append(f"by window: {expected['loss'].item():.9f} {expected['norm'].item():.9f}\n")
+    (OUT / "positions.txt").write_text("".join(lines))
+    print("".join(lines))
 
 
 def main():
@@ -101,6 +143,7 @@ def main():
         size = sum(path.stat().st_size for path in (OUT / name).iterdir())
         print(f"{name}: {size / 1024:.0f} KiB, loss {expected['loss'].item():.6f}, norm {expected['norm'].item():.6f}")
     (OUT / "losses.txt").write_text("".join(lines))
+    positions_by_layer(tokens)
 
 
 if __name__ == "__main__":

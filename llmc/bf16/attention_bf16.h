@@ -3,12 +3,13 @@ attention_bf16.h -- attention.h's functions with the factors of matmuls rounded 
 the same arguments and results. Scores, softmax and sums stay fp32.
 
 A thread processes a whole head, or in the backward pass the heads that share keys. Scores and
-probabilities exist in fp32 for one tile of 32 queries
-and 32 keys. While the matmul unit computes the next tile, vector instructions turn this one into
-exponentials and pack them, rounded, as a factor of the next matmul.
+probabilities exist in fp32 for one tile of 32 queries and 32 keys. While the matmul unit computes
+the next tile, vector instructions turn this one into exponentials and pack them, rounded, as a
+factor of the next matmul.
 
     e[t][u] = 2^(c s[t][u] - shift[t])      c = log2(e) / root      s = q k^T
     out[t]  = sum_u e[t][u] v[u] / sum_u e[t][u]
+With a cap, c = log2(e) cap and s = tanh(q k^T / (cap root)); ds also has the factor 1 - s^2.
 
 The shift is the score of the token with itself, so the sum is at least 1 and one pass suffices. If
 that is too far below the largest score for fp32, the shift is the largest score, and the queries
@@ -253,7 +254,8 @@ typedef struct {
     const int* starts; // of the sequence, or NULL
     float *out, *lse;
     const float* dout;
-    float scale, c; // 1 / root, and c as above
+    AttentionScale scale;
+    float c; // as above
 } AttentionBf16Head_;
 
 static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, int index,
@@ -262,7 +264,7 @@ static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, i
     const int T = sizes.T, HS = sizes.HS, Q = attention_queries_size(sizes), b = index / sizes.NH,
               h = index % sizes.NH, group = attention_group(sizes), k = Q + h / group * HS;
     const size_t first = (size_t)b * T, at = first * Q + (size_t)h * HS;
-    const float scale = 1.0f / sizes.root;
+    const AttentionScale scale = attention_scale(sizes.root, sizes.cap);
     const AttentionBf16Scratch_* s = &scratch->of_thread[thread_index()];
     const int* starts = pass->fp32->starts;
     const AttentionBf16Head_ head = {.pass = pass,
@@ -285,7 +287,7 @@ static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, i
                                      .lse = pass->fp32->lse + (size_t)index * T,
                                      .dout = pass->d ? pass->d->dout + at : NULL,
                                      .scale = scale,
-                                     .c = scale * LOG2_E};
+                                     .c = scale.factor * LOG2_E};
     return head;
 }
 
@@ -338,8 +340,20 @@ typedef struct {
     uint32_t *p_by_key, *ds_by_key, *by_query;
 } AttentionBf16Tile_;
 
-// Turns row i of a tile of scores into e, zero for keys that the query does not see. Returns its
-// sum, lane by lane.
+// Returns s of one product q . k.
+static float attention_bf16_score_(const AttentionBf16Head_* head, float product) {
+    return head->scale.width > 0 ? tanhf(product / head->scale.width) : product;
+}
+
+// Turns row i of a tile of products q . k into s, if there is a cap.
+ALWAYS_INLINE void attention_bf16_cap_row_(const AttentionBf16Tile_* tile, int i) {
+    const float width = tile->head->scale.width;
+    for (float* s = tile->p + i * BF16_TILE; width > 0 && s < tile->p + (i + 1) * BF16_TILE; s += LANES) {
+        vec_store(s, softcap_tanh_vec(vec_load(s), width));
+    }
+}
+
+// Turns row i of s into e, zero for keys that the query does not see. Returns its sum by lanes.
 ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i) {
     float* row = tile->p + i * BF16_TILE;
     const int t = tile->t0 + i, start = attention_start_(tile->head->starts, t);
@@ -368,6 +382,7 @@ static void attention_bf16_forward_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     float* sums = tile->head->s.sums;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
+        attention_bf16_cap_row_(tile, i);
         vec_store(sums + i * LANES, vec_load(sums + i * LANES) + attention_bf16_exp_row_(tile, i));
     }
     if (end == BF16_TILE) {
@@ -376,7 +391,7 @@ static void attention_bf16_forward_finish_(const void* of, int begin, int end) {
     }
 }
 
-// Bf16Finish that finds the largest scores, lane by lane, and stores them in place of the sums.
+// Bf16Finish that finds the largest products, lane by lane, and stores them in place of the sums.
 static void attention_bf16_max_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
@@ -410,7 +425,7 @@ static void attention_bf16_keys_(const AttentionBf16Head_* head, AttentionQuerie
                                  int sets_shift, float initial, Bf16Finish finish) {
     AttentionBf16Tile_ before = attention_bf16_next_(head, q, q.t0, from, shift, NULL, NULL);
     for (int i = 0; i < q.count && sets_shift; i++) {
-        shift[i] = before.p[i * BF16_TILE + i] * head->c;
+        shift[i] = attention_bf16_score_(head, before.p[i * BF16_TILE + i]) * head->c;
     }
     for (int i = 0; i < q.count * LANES; i++) {
         head->s.sums[i] = initial;
@@ -437,7 +452,8 @@ static void attention_bf16_exponentials_(const AttentionBf16Head_* head, Attenti
     attention_bf16_keys_(head, q, from, shift, 0, -INFINITY, attention_bf16_max_finish_);
     // the other rows keep theirs: their bits do not depend on later tokens
     for (int i = 0; i < q.count; i++) {
-        shift[i] = sum[i] < most ? shift[i] : vec_hmax(vec_load(head->s.sums + i * LANES)) * head->c;
+        const float max = vec_hmax(vec_load(head->s.sums + i * LANES));
+        shift[i] = sum[i] < most ? shift[i] : attention_bf16_score_(head, max) * head->c;
     }
     attention_bf16_keys_(head, q, from, shift, 0, 0, attention_bf16_forward_finish_);
     for (int i = 0; i < q.count; i++) {
@@ -522,10 +538,22 @@ typedef struct {
     float shift[ATTENTION_BF16_ROWS], delta[ATTENTION_BF16_ROWS];
 } AttentionBf16Block_;
 
-// Bf16Finish that turns scores into p.
+// Turns row i of dp into (dp - delta) (1 - s^2), if there is a cap.
+ALWAYS_INLINE void attention_bf16_slope_row_(const AttentionBf16Tile_* tile, int i) {
+    const float* s = tile->p + i * BF16_TILE;
+    float* ds = tile->ds + i * BF16_TILE;
+    const Vec delta = vec_all(tile->delta[i]);
+    for (int j = 0; j < BF16_TILE && tile->head->scale.width > 0; j += LANES) {
+        vec_store(ds + j, (vec_load(ds + j) - delta) * softcap_slope_vec(vec_load(s + j)));
+    }
+}
+
+// Bf16Finish that turns products q . k into p; with a cap also dp, which is complete, as above.
 static void attention_bf16_p_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
+        attention_bf16_cap_row_(tile, i);
+        attention_bf16_slope_row_(tile, i);
         attention_bf16_exp_row_(tile, i);
     }
 }
@@ -536,7 +564,7 @@ static void attention_bf16_ds_finish_(const void* of, int begin, int end) {
     for (int i = begin; i < int_min(end, tile->rows); i++) {
         const float* p = tile->p + i * BF16_TILE;
         float* ds = tile->ds + i * BF16_TILE;
-        const Vec delta = vec_all(tile->delta[i]);
+        const Vec delta = vec_all(tile->head->scale.width > 0 ? 0 : tile->delta[i]);
         for (int j = 0; j < BF16_TILE; j += LANES) {
             vec_store(ds + j, vec_load(p + j) * (vec_load(ds + j) - delta));
         }
@@ -757,7 +785,7 @@ static float* attention_bf16_sums_(const AttentionBf16Head_* head, int col) {
 static void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* squares, int t) {
     for (int d = 0; d < head->f.dims; d++) {
         float* square = squares + d * ATTENTION_BF16_SQUARE_;
-        const AttentionBf16Square_ of = {t, head->q + d * BF16_TILE, d * BF16_TILE, 0, head->scale};
+        const AttentionBf16Square_ of = {t, head->q + d * BF16_TILE, d * BF16_TILE, 0, head->scale.scale};
         attention_bf16_set_(head, square, of);
         for (int j = 0; j < BF16_TILE && head->pass->packed_gradient.packed; j += LANES) {
             float* sums = attention_bf16_sums_(head, of.col + j);
@@ -828,7 +856,7 @@ static void attention_bf16_backward_head_(const AttentionBf16Head_* head) {
     }
     // all heads of the group have added
     if ((head->h + 1) % attention_group(head->pass->sizes) == 0) {
-        attention_bf16_set_keys_(head, head->k, head->s.dk, head->scale);
+        attention_bf16_set_keys_(head, head->k, head->s.dk, head->scale.scale);
         attention_bf16_set_keys_(head, head->v, head->s.dv, 1.0f);
     }
 }

@@ -228,10 +228,10 @@ static void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, const M
     const Vec shift = vec_all(chunk->s->shift[token]);
     Vec sum = vec_load(sums);
     if (0 <= target && target < words) {
-        cross_entropy_bf16_part_(chunk, chunk->s->targets)[token] = cross_entropy_cap(e[target], softcap);
+        cross_entropy_bf16_part_(chunk, chunk->s->targets)[token] = softcap_of(e[target], softcap);
     }
     for (int j = 0; j < BF16_TILE; j += LANES) {
-        const Vec logit = vec_load(e + j), y = softcap > 0 ? cross_entropy_cap_vec(logit, softcap) : logit,
+        const Vec logit = vec_load(e + j), y = softcap > 0 ? softcap_vec(logit, softcap) : logit,
                   x = vec_exp2(y * LOG2_E - shift);
         vec_store(e + j, softcap > 0 ? x * (1.0f - y * y / (softcap * softcap)) : x);
         sum += words == BF16_TILE ? x : vec_select(vec_first(words - j), x, vec_all(0.0f));
@@ -348,7 +348,7 @@ static void cross_entropy_bf16_shift_(const CrossEntropyBf16Chunk_* chunk) {
     for (int t = 0; t < chunk->tokens; t++) {
         const int target = cross_entropy_bf16_target_(chunk, t);
         const float *x = chunk->inp + (size_t)t * C, *w = chunk->of->wte + (size_t)int_max(target, 0) * C;
-        shift[t] = target < 0 ? 0 : cross_entropy_cap(vec_dot(x, w, C), chunk->of->softcap) * LOG2_E;
+        shift[t] = target < 0 ? 0 : softcap_of(vec_dot(x, w, C), chunk->of->softcap) * LOG2_E;
     }
 }
 
@@ -387,7 +387,7 @@ static void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_* chunk
     }
     cross_entropy_bf16_combine_(s->shift, s->of_slices, chunk, 1);
     for (int t = 0; t < chunk->tokens; t++) {
-        s->shift[t] = cross_entropy_cap(s->shift[t], chunk->of->softcap) * LOG2_E;
+        s->shift[t] = softcap_of(s->shift[t], chunk->of->softcap) * LOG2_E;
     }
 }
 

@@ -143,7 +143,8 @@ ACTIVATIONS_PLAIN(MLP_BF16_TILES_)
 
 // A tile of the gate is written into the caches, where the tile of up finds it: it comes soon,
 // after other rows of the gate.
-ALWAYS_INLINE void mlp_bf16_gated_tile_(const void* of, int begin, int end, int has_scale) {
+ALWAYS_INLINE void mlp_bf16_gated_tile_(const void* of, int begin, int end, GatedVec (*gated)(Vec, Vec),
+                                        int has_scale) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Forward_* forward = (const MlpBf16Forward_*)tile->context;
     const int up = tile->col - forward->mlp->F; // column of act; below 0: a tile of the gate
@@ -155,7 +156,7 @@ ALWAYS_INLINE void mlp_bf16_gated_tile_(const void* of, int begin, int end, int 
         if (up < 0) {
             vec_store(gate + i, x);
         } else {
-            const Vec act = swiglu_vec(vec_load(gate + i), x).out;
+            const Vec act = gated(vec_load(gate + i), x).out;
             vec_stream(fch + i, x);
             vec_store(tile->sums + i, has_scale ? forward->mlp->scale[tile->row + i / BF16_TILE] * act : act);
         }
@@ -165,16 +166,18 @@ ALWAYS_INLINE void mlp_bf16_gated_tile_(const void* of, int begin, int end, int 
     }
 }
 
-static void mlp_bf16_swiglu_tile_(const void* of, int begin, int end) {
-    mlp_bf16_gated_tile_(of, begin, end, 0);
-}
+#define MLP_BF16_GATED_TILES_(kind, word, name, ...)                                                         \
+    static void mlp_bf16_##name##_tile_(const void* of, int begin, int end) {                                \
+        mlp_bf16_gated_tile_(of, begin, end, name##_vec, 0);                                                 \
+    }
+ACTIVATIONS_GATED(MLP_BF16_GATED_TILES_)
 
 static void mlp_bf16_scaled_swiglu_tile_(const void* of, int begin, int end) {
-    mlp_bf16_gated_tile_(of, begin, end, 1);
+    mlp_bf16_gated_tile_(of, begin, end, swiglu_vec, 1);
 }
 
 void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch* scratch) {
-#define MLP_BF16_FINISH_(kind, word, name) [kind] = mlp_bf16_##name##_tile_,
+#define MLP_BF16_FINISH_(kind, word, name, ...) [kind] = mlp_bf16_##name##_tile_,
     static const Bf16Finish finishes[] = {ACTIVATIONS_PLAIN(MLP_BF16_FINISH_)
                                               ACTIVATIONS_GATED(MLP_BF16_FINISH_)};
     const MlpBf16Forward_ forward = {mlp, &scratch->kernel};
@@ -271,7 +274,8 @@ static void mlp_bf16_sum_dscale_(const MlpBf16Backward_* backward, const float* 
 }
 
 // Gives two tiles of dfch.
-ALWAYS_INLINE void mlp_bf16_gated_backward_tile_(const void* of, int begin, int end, int has_scale) {
+ALWAYS_INLINE void mlp_bf16_gated_backward_tile_(const void* of, int begin, int end,
+                                                 GatedVec (*gated)(Vec, Vec), int has_scale) {
     // of the current tile
     static __thread __attribute__((aligned(64))) float act[BF16_TILE * BF16_TILE], dup[BF16_TILE * BF16_TILE],
         dscale[BF16_TILE * BF16_TILE];
@@ -281,7 +285,7 @@ ALWAYS_INLINE void mlp_bf16_gated_backward_tile_(const void* of, int begin, int 
     const int row = tile->row, col = tile->col;
     const float *gate = mlp_bf16_fch_(mlp, row, col), *up = mlp_bf16_fch_(mlp, row, mlp->F + col);
     for (int i = begin * BF16_TILE; i < end * BF16_TILE; i += LANES) {
-        const SwigluVec y = swiglu_vec(vec_load(gate + i), vec_load(up + i));
+        const GatedVec y = gated(vec_load(gate + i), vec_load(up + i));
         const Vec dact = vec_load(tile->sums + i);
         if (has_scale) {
             const float scale = mlp->scale[row + i / BF16_TILE];
@@ -305,18 +309,20 @@ ALWAYS_INLINE void mlp_bf16_gated_backward_tile_(const void* of, int begin, int 
     }
 }
 
-static void mlp_bf16_swiglu_backward_tile_(const void* of, int begin, int end) {
-    mlp_bf16_gated_backward_tile_(of, begin, end, 0);
-}
+#define MLP_BF16_GATED_BACKWARD_TILES_(kind, word, name, ...)                                                \
+    static void mlp_bf16_##name##_backward_tile_(const void* of, int begin, int end) {                       \
+        mlp_bf16_gated_backward_tile_(of, begin, end, name##_vec, 0);                                        \
+    }
+ACTIVATIONS_GATED(MLP_BF16_GATED_BACKWARD_TILES_)
 
 static void mlp_bf16_scaled_swiglu_backward_tile_(const void* of, int begin, int end) {
-    mlp_bf16_gated_backward_tile_(of, begin, end, 1);
+    mlp_bf16_gated_backward_tile_(of, begin, end, swiglu_vec, 1);
 }
 
 // Sets dfch and act, packed, and the sums of dfch.
 static void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16Factor dout,
                              MatmulBf16Scratch* scratch) {
-#define MLP_BF16_BACKWARD_FINISH_(kind, word, name) [kind] = mlp_bf16_##name##_backward_tile_,
+#define MLP_BF16_BACKWARD_FINISH_(kind, word, name, ...) [kind] = mlp_bf16_##name##_backward_tile_,
     static const Bf16Finish finishes[] = {ACTIVATIONS_PLAIN(MLP_BF16_BACKWARD_FINISH_)
                                               ACTIVATIONS_GATED(MLP_BF16_BACKWARD_FINISH_)};
     const MlpBf16* mlp = backward->mlp;

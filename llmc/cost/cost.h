@@ -37,9 +37,9 @@ static inline double cost_total_s(const CostUpdate* update) {
 
 // Adds the forward pass of a block, up to the hidden layer of its MLP.
 static inline void cost_hidden_(const CostWalk* w) {
-    cost_norm(w);
+    cost_branch(w);
     cost_self_attention(w);
-    cost_norm(w);
+    cost_branch(w);
     cost_mlp_hidden(w);
 }
 
@@ -60,11 +60,14 @@ static inline void cost_forward_(CostWalk* w, const Grid* grid) {
 static inline void cost_recompute_(const CostWalk* w, int level) {
     if (level == RECOMPUTE_BLOCK) {
         cost_hidden_(w);
+        if (model_has_norms_after(w->cfg)) { // the norm reads its input
+            cost_mlp(w);
+        }
         return;
     }
     if (level >= RECOMPUTE_NORMS) {
-        cost_norm(w);
-        cost_norm(w);
+        cost_branch(w);
+        cost_branch(w);
     }
     if (level == RECOMPUTE_MLP) {
         cost_mlp_hidden(w);
@@ -81,9 +84,9 @@ static inline void cost_backward_(CostWalk* w, const Grid* grid, double chunk, i
     for (w->l = w->cfg.L - 1; w->l >= w->freeze->first_block; w->l--) {
         cost_recompute_(w, level);
         cost_mlp_backward(w);
-        cost_norm_backward(w);
+        cost_branch_backward(w);
         cost_self_attention_backward(w);
-        cost_norm_backward(w);
+        cost_branch_backward(w);
     }
     if (grid_is_first_stage(grid)) {
         cost_embedding_backward(w);

@@ -154,7 +154,7 @@ static inline double rates_of_attention_(Rates_* r) {
 static inline void rates_norms_(Rates_* r) {
     const int N = r->rows, C = r->C;
     float *weight = r->d, *bias = weight + C;
-    const Norm norm = {NORM_LAYER, NORM_EPS, weight, bias, r->c, r->c + N, N, C};
+    const Norm norm = {NORM_LAYER, NORM_EPS, 1, weight, bias, r->c, r->c + N, N, C};
     norm_forward_cpu(r->b, r->a, &norm);
     norm_backward_cpu(r->b, weight, bias, r->a, r->a, &norm, GRADIENT_ADD, GRADIENT_SET);
 }

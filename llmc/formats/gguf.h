@@ -103,23 +103,59 @@ typedef struct {
     HeadOrder order;
     int fills_channels; // 1: heads x head size are the channels
     int own_head;       // 1: output.weight must be in the file
+    // scalings by factors of each pair, which are tensors: 0: none, 1: llama3, 2: longrope, too
+    int rope_factors;
+    int by_window;       // 1: layers with a window have rotary positions of their own
+    int unrotated_every; // every n-th layer does not turn; 0: all do
 } GgufArch_;
 
 // clang-format off
 static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
-    [ARCH_GPT2] =     {"gpt2",     ORDER_PAIRS,  1, 0},
-    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0},
-    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0},
-    [ARCH_QWEN2] =    {"qwen2",    ORDER_HALVES, 1, 0},
-    [ARCH_QWEN3] =    {"qwen3",    ORDER_HALVES, 0, 0},
-    [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0},
-    [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0},
-    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0},
-    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0},
-    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1},
-    [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0},
+    [ARCH_GPT2] =     {"gpt2",     ORDER_PAIRS,  1, 0, 0, 0, 0},
+    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0, 2, 0, 0},
+    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 2, 0, 0},
+    [ARCH_QWEN2] =    {"qwen2",    ORDER_HALVES, 1, 0, 0, 0, 0},
+    [ARCH_QWEN3] =    {"qwen3",    ORDER_HALVES, 0, 0, 0, 0, 0},
+    [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0, 1, 0, 0},
+    [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0, 0, 0, 0},
+    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 2, 0, 0},
+    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0, 0, 0, 0},
+    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1, 0, 0, 0},
+    [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0, 0, 0, 0},
+    [ARCH_OLMO2] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, 0, 0},
+    [ARCH_GEMMA2] =   {NULL,       ORDER_HALVES, 0, 0, 0, 0, 0},
+    [ARCH_GRANITE] =  {"granite",  ORDER_PAIRS,  1, 0, 0, 0, 0},
 };
 // clang-format on
+
+// Returns 1 if llama.cpp has such rotary positions.
+static int gguf_check_rope_(ModelConfig cfg, char* error) {
+    const GgufArch_* arch = &gguf_archs_[cfg.arch];
+    const RopeScaling scaling = cfg.scaling;
+    const int wanted = scaling.kind == ROPE_LLAMA3 ? 1 : scaling.kind == ROPE_LONG ? 2 : 0;
+    if (arch->rope_factors < wanted) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s has no factors of rotary positions; --out DIR works", arch->name);
+    }
+    if (scaling.is_exact) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp rounds the ends of yarn, and this model does not (truncate is false); "
+                         "--out DIR works");
+    }
+    if (cfg.window_rope_base > 0 && !arch->by_window) {
+        return error_set(error, "--export-gguf",
+                         "in llama.cpp all layers of %s have the same rotary positions; --out DIR works",
+                         arch->name);
+    }
+    for (int l = 0; l < cfg.L; l++) {
+        const int rests = arch->unrotated_every > 0 && (l + 1) % arch->unrotated_every == 0;
+        if (model_layer_bit(cfg.unrotated, l) != rests) {
+            return error_set(error, "--export-gguf", "in llama.cpp layer %d of %s %s; --out DIR works", l,
+                             arch->name, rests ? "has no rotary positions" : "has rotary positions");
+        }
+    }
+    return 1;
+}
 
 int gguf_check(ModelConfig cfg, char* error) {
     const GgufArch_* arch = &gguf_archs_[cfg.arch];
@@ -134,11 +170,22 @@ int gguf_check(ModelConfig cfg, char* error) {
             "or --out DIR, which works",
             word, cfg.NH, model_head_size(cfg), cfg.C);
     }
-    return !arch->own_head || cfg.has_head ||
-           error_set(error, "--export-gguf",
-                     "llama.cpp's %s has an output layer of its own; wanted --own-head on, or --out DIR, "
-                     "which works",
-                     word);
+    const int has_scale = FAMILY_GRANITE >> cfg.arch & 1;
+    if ((cfg.attention_scale > 0 && !has_scale) || cfg.attention_softcap > 0) {
+        return error_set(
+            error, "--export-gguf",
+            "llama.cpp's %s divides scores by sqrt(%d), without a cap, not by %g with a cap of %g", word,
+            model_head_size(cfg),
+            cfg.attention_scale > 0 ? 1 / (double)cfg.attention_scale : sqrt(model_head_size(cfg)),
+            (double)cfg.attention_softcap);
+    }
+    if (arch->own_head && !cfg.has_head) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s has an output layer of its own; wanted --own-head on, or --out DIR, "
+                         "which works",
+                         word);
+    }
+    return gguf_check_rope_(cfg, error);
 }
 enum {
     GGUF_U32_ = 4,
@@ -340,16 +387,39 @@ static int gguf_context_(ModelConfig cfg) {
     return cfg.window > 0 && cfg.window < cfg.max_T ? cfg.window : cfg.max_T;
 }
 
+// Writes a scaling of rotary positions; llama3's is a tensor. llama.cpp multiplies yarn's attention
+// factor by 1 + ln(factor) / 10.
+static void gguf_put_scaling_(GgufWriter* w, RopeScaling scaling) {
+    static const char* const types[ROPE_KINDS] = {
+        [ROPE_LINEAR] = "linear", [ROPE_YARN] = "yarn", [ROPE_LONG] = "longrope"};
+    if (!types[scaling.kind]) {
+        return;
+    }
+    gguf_pair_string_(w, gguf_own_key_(w, "rope.scaling.type").text, types[scaling.kind]);
+    if (scaling.kind != ROPE_LONG) {
+        gguf_own_float_(w, "rope.scaling.factor", scaling.factor);
+    }
+    if (scaling.kind >= ROPE_YARN) {
+        const double own = scaling.kind == ROPE_YARN ? 1 + 0.1 * log(scaling.factor) : 1;
+        gguf_own_u32_(w, "rope.scaling.original_context_length", scaling.original_context);
+        gguf_own_float_(w, "rope.scaling.attn_factor", (float)(rope_attention(scaling) / own));
+    }
+    if (scaling.kind == ROPE_YARN) {
+        gguf_own_float_(w, "rope.scaling.yarn_beta_fast", scaling.high_freq_factor);
+        gguf_own_float_(w, "rope.scaling.yarn_beta_slow", scaling.low_freq_factor);
+    }
+}
+
 static void gguf_put_heads_(GgufWriter* w, ModelConfig cfg) {
     gguf_own_u32_(w, "attention.head_count_kv", model_key_heads(cfg));
     gguf_own_u32_(w, "attention.key_length", model_head_size(cfg));
     gguf_own_u32_(w, "attention.value_length", model_head_size(cfg));
     gguf_own_u32_(w, "rope.dimension_count", model_rope_dims(cfg));
     gguf_own_float_(w, "rope.freq_base", model_rope_base(cfg));
-    if (cfg.scaling.kind == ROPE_LINEAR) {
-        gguf_pair_string_(w, gguf_own_key_(w, "rope.scaling.type").text, "linear");
-        gguf_own_float_(w, "rope.scaling.factor", cfg.scaling.factor);
+    if (cfg.window_rope_base > 0) {
+        gguf_own_float_(w, "rope.freq_base_swa", cfg.window_rope_base);
     }
+    gguf_put_scaling_(w, cfg.scaling);
 }
 
 static void gguf_own_bool_(GgufWriter* w, const char* key, int value) {
@@ -389,6 +459,14 @@ static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
     }
     if (kinds->router != ROUTER_NONE) {
         gguf_put_experts_(w, cfg);
+    }
+    if (FAMILY_GRANITE >> cfg.arch & 1) { // all four must be there
+        gguf_own_float_(w, "attention.scale",
+                        cfg.attention_scale > 0 ? cfg.attention_scale
+                                                : 1 / sqrtf((float)model_head_size(cfg)));
+        gguf_own_float_(w, "embedding_scale", model_embedding_factor(cfg));
+        gguf_own_float_(w, "residual_scale", model_residual_factor(cfg));
+        gguf_own_float_(w, "logit_scale", cfg.logits_divisor > 0 ? cfg.logits_divisor : 1);
     }
 }
 
@@ -462,35 +540,57 @@ static void gguf_put_info_(GgufWriter* w, const char* name, GgufShape_ shape, ui
     gguf_put_u64_(w, offset);
 }
 
-// ---- the factors of llama3's scaling of rotary positions ----
+// ---- factors of rotary positions ----
 
-// Returns the shape of the tensor rope_freqs.weight; no rows without this scaling.
-static GgufShape_ gguf_factors_(ModelConfig cfg) {
-    const size_t pairs = cfg.scaling.kind == ROPE_LLAMA3 ? (size_t)model_rope_dims(cfg) / 2 : 0;
-    return (GgufShape_){1, 1, pairs, 1};
+// Tensors of such factors: those of llama3; or of longrope, far and near.
+enum { GGUF_FACTORS_ = 2 };
+
+typedef struct {
+    const char* name; // NULL: no such tensor
+    GgufShape_ shape;
+} GgufFactors_;
+
+static GgufFactors_ gguf_factors_(ModelConfig cfg, int i) {
+    static const char* const names[ROPE_KINDS][GGUF_FACTORS_] = {
+        [ROPE_LLAMA3] = {"rope_freqs.weight"},
+        [ROPE_LONG] = {"rope_factors_long.weight", "rope_factors_short.weight"}};
+    return (GgufFactors_){names[cfg.scaling.kind][i], {1, 1, (size_t)model_rope_dims(cfg) / 2, 1}};
+}
+
+// Returns the number by which the frequency of pair k is divided.
+static float gguf_factor_(ModelConfig cfg, int i, int k) {
+    const RopeScaling none = {.kind = ROPE_PLAIN};
+    if (cfg.scaling.kind == ROPE_LONG) {
+        return (i == 0 ? cfg.rope_factors.far : cfg.rope_factors.near)[k];
+    }
+    RopeSettings s = {0, model_head_size(cfg), model_rope_dims(cfg), model_rope_base(cfg), none, NULL};
+    const float plain = rope_frequency(s, k, 0);
+    s.scaling = cfg.scaling;
+    return plain / rope_frequency(s, k, 0);
 }
 
 static void gguf_put_factors_(GgufWriter* w) {
-    const ModelConfig cfg = w->cfg;
-    const RopeScaling none = {ROPE_PLAIN, 0, 0, 0, 0};
-    const float base = model_rope_base(cfg);
-    for (int i = 0; i < (int)gguf_factors_(cfg).rows; i++) {
-        const float factor = rope_frequency(none, base, model_rope_dims(cfg), i) /
-                             rope_frequency(cfg.scaling, base, model_rope_dims(cfg), i);
-        gguf_put_bytes_(w, &factor, sizeof(factor));
+    for (int i = 0; i < GGUF_FACTORS_; i++) {
+        const GgufFactors_ factors = gguf_factors_(w->cfg, i);
+        for (int k = 0; k < (int)factors.shape.rows && factors.name; k++) {
+            const float factor = gguf_factor_(w->cfg, i, k);
+            gguf_put_bytes_(w, &factor, sizeof(factor));
+        }
+        gguf_pad_(w);
     }
-    gguf_pad_(w);
 }
 
 // ---- all tensors ----
 
 static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     const FileTensor* tensors = file_tensors();
-    const GgufShape_ factors = gguf_factors_(w->cfg);
     size_t offset = 0;
-    if (factors.rows > 0) {
-        gguf_put_info_(w, "rope_freqs.weight", factors, GGUF_TYPE_F32_, offset);
-        offset += gguf_tensor_bytes_(factors, GGUF_TYPE_F32_);
+    for (int i = 0; i < GGUF_FACTORS_; i++) {
+        const GgufFactors_ factors = gguf_factors_(w->cfg, i);
+        if (factors.name) {
+            gguf_put_info_(w, factors.name, factors.shape, GGUF_TYPE_F32_, offset);
+            offset += gguf_tensor_bytes_(factors.shape, GGUF_TYPE_F32_);
+        }
     }
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
@@ -562,7 +662,10 @@ static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, const Tens
 
 static uint64_t gguf_count_tensors_(ModelConfig cfg, const TensorRow* rows) {
     const FileTensor* tensors = file_tensors();
-    uint64_t count = gguf_factors_(cfg).rows > 0;
+    uint64_t count = 0;
+    for (int i = 0; i < GGUF_FACTORS_; i++) {
+        count += gguf_factors_(cfg, i).name != NULL;
+    }
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         count += (uint64_t)file_tensor_layers(t, rows, cfg.arch);
     }

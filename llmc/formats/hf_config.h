@@ -1,7 +1,7 @@
 /*
 hf_config.h -- config.json, which describes a model in a Hugging Face directory: its family
-(model_type), its sizes and its kinds. A missing key has the value that the family's class in
-transformers gives it.
+(model_type), its sizes, its kinds and its rotary positions (hf_rope.h). A missing key has the value
+that the family's class in transformers gives it.
 
 A config.json may ask for more than we compute (other activations, scales by layer, other rotary
 positions): it is refused by the key's name. Dropout, which belongs to training, is ignored with a
@@ -47,26 +47,24 @@ char* hf_config_kept(const char* directory);
 #include "llmc/base/json.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/formats/hf_config_families.h"
+#include "llmc/formats/hf_rope.h"
 #include "llmc/model/families.h"
 
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // largest config.json
 
 // ---- values ----
 
-// Rotary positions of one key.
-typedef struct {
-    int is_given;
-    RopeScaling scaling;
-    float base;    // 0: not given
-    double turned; // part of a head's channels that turns; 0: not given
-} HfRope_;
-
 typedef struct {
     ModelConfig cfg;
+    const HfFamily* family;
     int is_tied;
-    float base;    // rope_theta
-    double turned; // partial_rotary_factor
-    HfRope_ rope, old_rope;
+    float base, window_base;           // rope_theta, rope_local_base_freq
+    double turned;                     // partial_rotary_factor
+    int original_context;              // original_max_position_embeddings
+    HfRope rope, old_rope, rope_of[2]; // rope_of: of layers without a window, and with one
+    int unrotated_every, num_rotated;  // no_rope_layer_interval; numbers in no_rope_layers
+    uint8_t rotated[MODEL_MAX_LAYERS];
+    float query_scalar;           // its root divides scores; 0: the family has a scale of its own
     int has_windows, full_layers; // use_sliding_window, max_window_layers
     int num_layer_types;
     uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types
@@ -93,6 +91,7 @@ typedef enum {
     HF_DROPOUT_,
     HF_ACTIVATION_,
     HF_ROPE_,
+    HF_ROTATED_,
     HF_LAYER_TYPES_,
     // the value that we support, although a missing key means another one
     HF_MUST_BE_TRUE_,
@@ -137,16 +136,27 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
     {FAMILY_ROPE, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
     {FAMILY_ROPE, "hidden_act", HF_ACTIVATION_, 0},
+    {FAMILY_GEMMA2, "hidden_activation", HF_ACTIVATION_, 0},
     {FAMILY_ROPE, "rope_theta", HF_POSITIVE_, HF_MEMBER_(base)},
     {FAMILY_ROPE, "rope_parameters", HF_ROPE_, HF_MEMBER_(rope)},
     {FAMILY_ROPE, "rope_scaling", HF_ROPE_, HF_MEMBER_(old_rope)},
+    {FAMILY_ROPE, "rope_local_base_freq", HF_POSITIVE_, HF_MEMBER_(window_base)},
+    {FAMILY_ROPE, "original_max_position_embeddings", HF_SIZE_OR_NULL_, HF_MEMBER_(original_context)},
+    {FAMILY_ROPE, "no_rope_layers", HF_ROTATED_, 0},
+    {FAMILY_ROPE, "no_rope_layer_interval", HF_SIZE_, HF_MEMBER_(unrotated_every)},
     {FAMILY_ROPE, "partial_rotary_factor", HF_TURNED_, HF_MEMBER_(turned)},
     {FAMILY_ROPE, "attention_dropout", HF_DROPOUT_, 0},
     {FAMILY_ROPE, "layer_types", HF_LAYER_TYPES_, 0},
     {FAMILY_WINDOWS, "sliding_window", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.window)},
     {FAMILY_SWITCHED, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
     {FAMILY_SWITCHED, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
-    {FAMILY_NANOCHAT, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
+    {FAMILY_CAPPED, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
+    {FAMILY_GEMMA2, "attn_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.attention_softcap)},
+    {FAMILY_GEMMA2, "query_pre_attn_scalar", HF_POSITIVE_, HF_MEMBER_(query_scalar)},
+    {FAMILY_GRANITE, "attention_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.attention_scale)},
+    {FAMILY_GRANITE, "embedding_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.embedding_factor)},
+    {FAMILY_GRANITE, "residual_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.residual_factor)},
+    {FAMILY_GRANITE, "logits_scaling", HF_POSITIVE_, HF_MEMBER_(cfg.logits_divisor)},
 
     // experts; in transformers 5 the first two are the same in all of these families
     {FAMILY_EXPERTS, "num_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
@@ -171,17 +181,16 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_OLMOE | FAMILY_GLM, "sliding_window", HF_NONE_, 0},
 
     // keys of models that differ from the family they claim to be
-    {FAMILY_ROPE & ~FAMILY_NANOCHAT, "final_logit_softcapping", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_CAPPED, "final_logit_softcapping", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_BIASES, "attention_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "mlp_bias", HF_FALSE_, 0},
-    {FAMILY_ROPE, "attn_logit_softcapping", HF_UNUSED_, 0},
-    {FAMILY_ROPE, "query_pre_attn_scalar", HF_UNUSED_, 0},
-    {FAMILY_ROPE, "attention_multiplier", HF_UNUSED_, 0},
-    {FAMILY_ROPE, "embedding_multiplier", HF_UNUSED_, 0},
-    {FAMILY_ROPE, "residual_multiplier", HF_UNUSED_, 0},
-    {FAMILY_ROPE, "logits_scaling", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GEMMA2, "attn_logit_softcapping", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GEMMA2, "query_pre_attn_scalar", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GRANITE, "attention_multiplier", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GRANITE, "embedding_multiplier", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GRANITE, "residual_multiplier", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GRANITE, "logits_scaling", HF_UNUSED_, 0},
     {FAMILY_ROPE, "logit_scale", HF_UNUSED_, 0},
-    {FAMILY_ROPE, "no_rope_layers", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_GLM, "use_qk_norm", HF_UNUSED_, 0},
     {FAMILY_ROPE, "is_causal", HF_TRUE_, 0},
 };
@@ -275,16 +284,6 @@ static int hf_read_scoring_(JsonReader* text, const char* key, RouterKind router
             error_set(text->error, text->path, "%s is %s, wanted %s", key, word, wanted));
 }
 
-// Reads the part of a head's channels that turns.
-static int hf_read_turned_share_(JsonReader* text, const char* key, double* turned) {
-    if (json_peek(text) == 'n') {
-        return json_skip(text);
-    }
-    return json_number(text, turned) &&
-           ((*turned > 0 && *turned <= 1) ||
-            error_set(text->error, text->path, "%s is %g, wanted above 0 and up to 1", key, *turned));
-}
-
 static int hf_read_dropout_(JsonReader* text, HfConfig_* config) {
     double dropout;
     if (!json_number(text, &dropout)) {
@@ -309,121 +308,139 @@ static int hf_read_activation_(JsonReader* text, const char* key, const HfFamily
 
 // ---- rotary positions ----
 
-static int hf_rope_kind_(JsonReader* text, RopeScalingKind* kind) {
-    static const char* const words[] = {
-        [ROPE_PLAIN] = "default", [ROPE_LINEAR] = "linear", [ROPE_LLAMA3] = "llama3"};
-    const char* word;
-    if (!json_name(text, &word)) {
-        return 0;
-    }
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(word, words[i]) == 0) {
-            *kind = (RopeScalingKind)i;
-            return 1;
-        }
-    }
-    return error_set(text->error, text->path, "rope_type is %s, wanted default, linear or llama3", word);
-}
-
-// Reads the value of a key of rope_parameters or rope_scaling.
-static int hf_rope_value_(JsonReader* text, const char* key, HfRope_* rope) {
-    const struct {
-        const char* key;
-        float* value;
-    } numbers[] = {{"rope_theta", &rope->base},
-                   {"factor", &rope->scaling.factor},
-                   {"low_freq_factor", &rope->scaling.low_freq_factor},
-                   {"high_freq_factor", &rope->scaling.high_freq_factor}};
-    if (strcmp(key, "rope_type") == 0 || strcmp(key, "type") == 0) {
-        return hf_rope_kind_(text, &rope->scaling.kind);
-    }
-    if (strcmp(key, "partial_rotary_factor") == 0) {
-        return hf_read_turned_share_(text, key, &rope->turned);
-    }
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-        if (strcmp(key, numbers[i].key) == 0) {
-            return hf_read_positive_(text, key, numbers[i].value);
-        }
-    }
-    return strcmp(key, "original_max_position_embeddings") == 0
-               ? hf_read_size_(text, &rope->scaling.original_context)
-               : hf_read_unused_(text, key);
-}
-
-static int hf_read_rope_(JsonReader* text, HfRope_* rope) {
+// Reads rope_parameters or rope_scaling. In a family whose layers with a window have positions of
+// their own, rope_parameters has an object of each type of layers; transformers does not read
+// `truncate` in these.
+static int hf_read_rope_(JsonReader* text, HfRope* rope, HfConfig_* config) {
+    static const char* const types[2] = {"full_attention", "sliding_attention"};
     const char* key;
     if (json_peek(text) == 'n') {
         return json_skip(text);
     }
-    rope->is_given = 1;
     JsonWalk walk = json_walk(text, '{');
     while (json_step(&walk, &key)) {
-        walk.ok = hf_rope_value_(text, key, rope);
+        const int w = strcmp(key, types[0]) == 0 ? 0 : strcmp(key, types[1]) == 0 ? 1 : -1;
+        if (w < 0 || rope != &config->rope || config->family->window_base == 0) {
+            walk.ok = hf_rope_read(text, key, rope);
+        } else {
+            config->rope_of[w].is_given = 1;
+            walk.ok = hf_read_rope_(text, &config->rope_of[w], config);
+            config->rope_of[w].scaling.is_exact = 0;
+        }
     }
     return walk.ok;
 }
 
-// Completes a scaling, and clears the numbers that its kind does not use.
-static int hf_rope_scaling_(RopeScaling* scaling, int max_T, const char* path, char* error) {
-    const RopeScaling s = *scaling;
-    memset(scaling, 0, sizeof(*scaling));
-    scaling->kind = s.kind;
-    scaling->factor = s.kind == ROPE_PLAIN ? 0 : s.factor;
-    if (s.kind != ROPE_PLAIN && s.factor < 1) {
-        return error_set(error, path, "the factor of rope_parameters is %g, wanted at least 1",
-                         (double)s.factor);
+// Reads which layers turn, 1, and which do not, 0.
+static int hf_read_rotated_(JsonReader* text, const char* key, HfConfig_* config) {
+    size_t turns;
+    if (config->family->unrotated_every == 0) {
+        return hf_read_unused_(text, key);
     }
-    if (s.kind == ROPE_LLAMA3) {
-        scaling->low_freq_factor = s.low_freq_factor;
-        scaling->high_freq_factor = s.high_freq_factor;
-        scaling->original_context = s.original_context > 0 ? s.original_context : max_T;
-        return (0 < s.low_freq_factor && s.low_freq_factor < s.high_freq_factor) ||
-               error_set(error, path,
-                         "low_freq_factor of rope_parameters is %g and high_freq_factor %g, wanted the first "
-                         "positive and below the other",
-                         (double)s.low_freq_factor, (double)s.high_freq_factor);
+    if (json_peek(text) == 'n') {
+        return json_skip(text);
     }
-    return 1;
+    JsonWalk walk = json_walk(text, '[');
+    while (json_step(&walk, NULL)) {
+        if (!json_natural(text, &turns)) {
+            return 0;
+        }
+        if (config->num_rotated < MODEL_MAX_LAYERS) {
+            config->rotated[config->num_rotated] = turns != 0;
+        }
+        config->num_rotated++;
+    }
+    return walk.ok;
 }
 
-// Decides the rotary positions: transformers 5 writes rope_parameters, transformers 4 rope_theta
-// and rope_scaling.
+// Chooses the object of all layers, or of those without a window, among its places.
+static int hf_config_choose_rope_(HfConfig_* config, const char* path, char* error) {
+    HfRope *rope = &config->rope, *old = &config->old_rope, *of = config->rope_of;
+    if (config->family->window_base > 0) {
+        const int is_exact = rope->scaling.is_exact;
+        if (rope->base > 0 || rope->scaling.kind != ROPE_PLAIN) {
+            return error_set(
+                error, path,
+                "rope_parameters has positions of all layers, wanted those of full_attention and "
+                "sliding_attention");
+        }
+        of[0].scaling.is_exact = of[0].scaling.kind == ROPE_YARN && is_exact;
+        of[1].scaling.is_exact = of[1].scaling.kind == ROPE_YARN && is_exact;
+        *rope = of[0];
+    }
+    for (int i = 0; i < 3; i++) {
+        HfRope* each = i == 0 ? rope : i == 1 ? old : &of[1];
+        if (!hf_rope_complete(each, config->cfg.max_T, config->original_context, path, error)) {
+            return 0;
+        }
+    }
+    return !rope->is_given || !old->is_given || hf_rope_is_same(rope, old) ||
+           error_set(error, path, "rope_parameters and rope_scaling differ, wanted only one of them");
+}
+
+// Decides the rotary positions.
 static int hf_config_rope_(HfConfig_* config, const char* path, char* error) {
-    HfRope_ *rope = &config->rope, *old = &config->old_rope;
     ModelConfig* cfg = &config->cfg;
-    if (!hf_rope_scaling_(&rope->scaling, cfg->max_T, path, error) ||
-        !hf_rope_scaling_(&old->scaling, cfg->max_T, path, error)) {
+    const HfFamily* family = config->family;
+    const HfRope *rope = &config->rope, *old = &config->old_rope, *window = &config->rope_of[1];
+    if (!hf_config_choose_rope_(config, path, error)) {
         return 0;
     }
-    if (rope->is_given && old->is_given && memcmp(&rope->scaling, &old->scaling, sizeof(old->scaling)) != 0) {
-        return error_set(error, path, "rope_parameters and rope_scaling differ, wanted only one of them");
-    }
     cfg->scaling = rope->is_given ? rope->scaling : old->scaling;
+    cfg->rope_factors = rope->is_given ? rope->factors : old->factors;
     cfg->rope_base = rope->base > 0 ? rope->base : old->base > 0 ? old->base : config->base;
     if (config->base != 0 && config->base != cfg->rope_base) {
         return error_set(error, path, "rope_theta is %g, but %g in rope_parameters; wanted only one of them",
                          (double)config->base, (double)cfg->rope_base);
     }
-    cfg->rope_base = cfg->rope_base > 0 ? cfg->rope_base : hf_families[cfg->arch].rope_base;
+    cfg->rope_base = cfg->rope_base > 0 ? cfg->rope_base : family->rope_base;
+    if (family->window_base > 0) {
+        cfg->window_scaling = window->scaling;
+        cfg->window_rope_base = window->base > 0          ? window->base
+                                : config->window_base > 0 ? config->window_base
+                                                          : family->window_base;
+    }
     return 1;
 }
 
 // Decides how many channels of a head are rotated. transformers rounds down.
 static int hf_config_turned_(HfConfig_* config, const char* path, char* error) {
     ModelConfig* cfg = &config->cfg;
-    const HfRope_ *rope = &config->rope, *old = &config->old_rope;
+    const HfRope *rope = &config->rope, *old = &config->old_rope, *used = rope->is_given ? rope : old;
     const int HS = model_head_size(*cfg);
-    const double part = rope->turned > 0 ? rope->turned : old->turned > 0 ? old->turned : config->turned;
-    const int dims = (int)(HS * part);
-    if (cfg->arch != ARCH_GLM4MOE && part != 1) {
+    const double part = rope->turned > 0     ? rope->turned
+                        : old->turned > 0    ? old->turned
+                        : config->turned > 0 ? config->turned
+                                             : 1;
+    const int dims = (int)(HS * part), is_partial = config->family->turned > 0;
+    if (!is_partial && part != 1) {
         return error_set(error, path,
                          "partial_rotary_factor changes what the model computes, which is not supported");
     }
+    if (is_partial && (dims == 0 || dims % 2)) {
+        return error_set(error, path,
+                         "partial_rotary_factor %g turns %d of %d channels of a head, wanted an even number",
+                         part, dims, HS);
+    }
     cfg->rope_dims = dims == HS ? 0 : dims;
-    return (dims > 0 && dims % 2 == 0) || cfg->arch != ARCH_GLM4MOE ||
-           error_set(error, path,
-                     "partial_rotary_factor %g turns %d of %d channels of a head, wanted an even number",
-                     part, dims, HS);
+    return cfg->scaling.kind != ROPE_LONG || (used->near == dims / 2 && used->far == dims / 2) ||
+           error_set(error, path, "short_factor and long_factor have %d and %d numbers, wanted %d",
+                     used->near, used->far, dims / 2);
+}
+
+// Decides which layers do not turn, by no_rope_layers or its interval.
+static int hf_config_rotated_(HfConfig_* config, const char* path, char* error) {
+    ModelConfig* cfg = &config->cfg;
+    const int every = config->unrotated_every > 0 ? config->unrotated_every : config->family->unrotated_every,
+              is_listed = config->num_rotated > 0;
+    if (is_listed && config->num_rotated != cfg->L) {
+        return error_set(error, path, "no_rope_layers has %d layers, wanted %d", config->num_rotated, cfg->L);
+    }
+    for (int l = 0; l < cfg->L && config->family->unrotated_every > 0; l++) {
+        const int rests = is_listed ? !config->rotated[l] : (l + 1) % every == 0;
+        cfg->unrotated[l / 8] |= (uint8_t)(rests << l % 8);
+    }
+    return 1;
 }
 
 // ---- experts ----
@@ -485,6 +502,25 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
     return walk.ok;
 }
 
+// Returns 1 if a layer has a window though no key says so: the last ones, those that do not turn,
+// or all but every n-th one.
+static int hf_slides_by_default_(const HfConfig_* config, int l) {
+    const HfFamily* family = config->family;
+    return family->unrotated_every > 0 ? model_layer_bit(config->cfg.unrotated, l)
+           : family->full_every > 0    ? (l + 1) % family->full_every != 0
+                                       : l >= config->full_layers;
+}
+
+// Forgets positions of layers with a window if there are none, or if all layers have the same.
+static void hf_config_settle_window_rope_(ModelConfig* cfg) {
+    const int is_same = cfg->window_rope_base == cfg->rope_base &&
+                        memcmp(&cfg->window_scaling, &cfg->scaling, sizeof(cfg->scaling)) == 0;
+    if (cfg->window == 0 || is_same) {
+        cfg->window_rope_base = 0;
+        memset(&cfg->window_scaling, 0, sizeof(cfg->window_scaling));
+    }
+}
+
 // Decides which layers have a window; a missing list of layer_types follows from older keys.
 static int hf_config_windows_(HfConfig_* config, const char* path, char* error) {
     ModelConfig* cfg = &config->cfg;
@@ -497,7 +533,7 @@ static int hf_config_windows_(HfConfig_* config, const char* path, char* error) 
                          cfg->L);
     }
     for (int l = 0; l < cfg->L; l++) {
-        const int by_size = W > 0 && (kind == WINDOWS_ALL || l >= config->full_layers);
+        const int by_size = W > 0 && (kind == WINDOWS_ALL || hf_slides_by_default_(config, l));
         const int slides = has_types ? config->slides[l] : by_size;
         if (has_types && (kind == WINDOWS_ANY ? slides && W == 0 : slides != by_size)) {
             return error_set(error, path, "layer %d is %s in layer_types, but %s", l,
@@ -505,10 +541,13 @@ static int hf_config_windows_(HfConfig_* config, const char* path, char* error) 
                              W > 0 ? "all layers have the sliding_window"
                                    : "the model has no sliding_window");
         }
+        const int rests = config->family->rests_without_window && W > 0 && !slides;
         cfg->windows[l / 8] |= (uint8_t)(slides << l % 8);
+        cfg->unrotated[l / 8] |= (uint8_t)(rests << l % 8);
         any |= slides;
     }
     cfg->window = any ? W : 0;
+    hf_config_settle_window_rope_(cfg);
     return 1;
 }
 
@@ -543,15 +582,17 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
     case HF_EXPERTS_:
         return hf_read_experts_(text, key->key, config);
     case HF_TURNED_:
-        return hf_read_turned_share_(text, key->key, (double*)(void*)member);
+        return hf_rope_read_part(text, key->key, (double*)(void*)member);
     case HF_SCORING_:
         return hf_read_scoring_(text, key->key, model_architecture(config->cfg.arch)->router);
     case HF_DROPOUT_:
         return hf_read_dropout_(text, config);
     case HF_ACTIVATION_:
-        return hf_read_activation_(text, key->key, &hf_families[config->cfg.arch]);
+        return hf_read_activation_(text, key->key, config->family);
     case HF_ROPE_:
-        return hf_read_rope_(text, (HfRope_*)(void*)member);
+        return hf_read_rope_(text, (HfRope*)(void*)member, config);
+    case HF_ROTATED_:
+        return hf_read_rotated_(text, key->key, config);
     case HF_LAYER_TYPES_:
         return hf_read_layer_types_(text, config);
     }
@@ -625,19 +666,22 @@ static int hf_config_read_values_(JsonReader* text, HfConfig_* config) {
 
 // Sets the values of keys that may be missing.
 static void hf_config_default_(HfConfig_* config) {
-    const HfFamily* family = &hf_families[config->cfg.arch];
+    const HfFamily* family = config->family;
     config->cfg.norm_eps = family->norm_eps;
     config->cfg.KV = family->KV;
     config->cfg.HS = family->HS;
     config->cfg.window = family->window;
     config->cfg.softcap = family->softcap;
+    config->cfg.attention_softcap = family->attention_softcap;
+    config->query_scalar = family->query_scalar;
+    config->cfg.attention_scale = family->attention_scale;
     config->cfg.E = family->E;
     config->cfg.E_used = family->E_used;
     config->is_tied = family->is_tied;
     config->has_windows = !(FAMILY_SWITCHED >> config->cfg.arch & 1);
     config->full_layers = HF_FULL_LAYERS;
     config->shared_experts = 1;
-    config->turned = config->cfg.arch == ARCH_GLM4MOE ? 0.5 : 1;
+    config->turned = family->turned;
 }
 
 // Refuses a GPT-2 that its class can hold and we do not compute.
@@ -671,24 +715,18 @@ static char* hf_copy_(const JsonReader* text) {
     return copy;
 }
 
-// Reads the text of config.json; returns 0 with text->error set if we do not compute such a model.
-static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
+// Reads the text of config.json of a known family.
+static int hf_config_parse_as_(JsonReader* text, HfConfig_* config) {
     ModelConfig* cfg = &config->cfg;
-    char* copy = hf_copy_(text);
-    JsonReader first = json_reader(text->path, copy, text->bytes, text->error);
-    const int is_known = hf_config_find_family_(&first, config);
-    free(copy);
-    if (!is_known) {
-        return 0;
-    }
     hf_config_default_(config);
     if (!hf_config_read_values_(text, config)) {
         return 0;
     }
     cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
     cfg->has_head = !config->is_tied;
+    cfg->attention_scale = config->query_scalar > 0 ? 1 / sqrtf(config->query_scalar) : cfg->attention_scale;
     if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
-        return error_set(text->error, text->path, "no %s", hf_families[cfg->arch].hidden);
+        return error_set(text->error, text->path, "no %s", config->family->hidden);
     }
     if ((cfg->arch == ARCH_GPT2 && !hf_check_gpt2_(config, text->path, text->error)) ||
         !hf_config_check_given_(config, text->path, text->error) ||
@@ -696,11 +734,23 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
         !hf_config_shared_(config, text->path, text->error) ||
         !model_check_config(*cfg, text->path, text->error) ||
         !hf_config_turned_(config, text->path, text->error) ||
+        !hf_config_rotated_(config, text->path, text->error) ||
         !hf_config_windows_(config, text->path, text->error)) {
         return 0;
     }
     *cfg = hf_settled_config_(*cfg);
     return 1;
+}
+
+// Reads the text of config.json; returns 0 with text->error set if we do not compute such a model.
+static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
+    ModelConfig* cfg = &config->cfg;
+    char* copy = hf_copy_(text);
+    JsonReader first = json_reader(text->path, copy, text->bytes, text->error);
+    const int is_known = hf_config_find_family_(&first, config);
+    free(copy);
+    config->family = &hf_families[cfg->arch];
+    return is_known && hf_config_parse_as_(text, config);
 }
 
 // Opens the config.json in a directory; the caller frees reader.text.

@@ -24,20 +24,33 @@ typedef struct {
     int is_tied; // the classifier is the token embedding
     float rope_base;
     int E, E_used;
-    const char* hidden;    // key of the MLP's hidden units
-    const char* experts;   // key of the number of experts
-    const char* constants; // members that say what our kinds compute
+    const char* hidden;       // key of the MLP's hidden units
+    const char* experts;      // key of the number of experts
+    const char* constants;    // members that say what our kinds compute
+    HeadOrder order;          // of the channels of a head in files
+    float turned;             // part of a head's channels that turns; 0: all, in all models
+    float window_base;        // rope_base of layers with a window; 0: they have the same positions
+    int unrotated_every;      // every n-th layer does not turn, unless they are listed; 0: all do
+    int rests_without_window; // layers without a window do not turn if there is a sliding_window
+    int full_every;           // every n-th layer has no window, unless listed; 0: max_window_layers
+    // scores: factor, and number whose root divides them, 0: 1 / sqrt(HS); cap, 0: none
+    float attention_scale, query_scalar, attention_softcap;
 } HfFamily;
 
 extern const HfFamily hf_families[ARCH_COUNT];
 
 enum {
     FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
-    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_SWITCHED,
+    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_GEMMA2 | FAMILY_SWITCHED,
+    FAMILY_WHOLE_HEADS = 1 << ARCH_LLAMA | 1 << ARCH_ARCEE | FAMILY_GEMMA2, // divide channels
+    FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                     // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
     FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
     FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM,
+    // with keys of the scale and the cap of attention's scores
+    FAMILY_ATTENTION_SCALE = FAMILY_GEMMA2 | FAMILY_GRANITE,
+    FAMILY_ATTENTION_CAP = FAMILY_GEMMA2,
     FAMILY_ALL = (1 << ARCH_COUNT) - 1
 };
 
@@ -49,22 +62,26 @@ enum {
 
 // clang-format off
 const HfFamily hf_families[ARCH_COUNT] = {
-    [ARCH_GPT2] =     {"gpt2",      "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1, 0, 0, 0, "n_inner", NULL, ""},
-    [ARCH_LLAMA] =    {"llama",     "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_MISTRAL] =  {"mistral",   "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_QWEN2] =    {"qwen2",     "Qwen2ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_QWEN3] =    {"qwen3",     "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_ARCEE] =    {"arcee",     "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, ""},
-    [ARCH_NANOCHAT] = {"nanochat",  "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0, 0,   0,   0, "intermediate_size", NULL, ""},
+    [ARCH_GPT2] =     {"gpt2",      "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1, 0, 0, 0, "n_inner", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_LLAMA] =    {"llama",     "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_MISTRAL] =  {"mistral",   "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_QWEN2] =    {"qwen2",     "Qwen2ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_QWEN3] =    {"qwen3",     "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_ARCEE] =    {"arcee",     "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_NANOCHAT] = {"nanochat",  "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_SWAPPED, 0, 0, 0, 0, 0, 0, 0, 0},
     [ARCH_MIXTRAL] =  {"mixtral",   "MixtralForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 1e6, 8,   2, "intermediate_size", "num_local_experts",
-        "  \"router_jitter_noise\": 0.0,\n"},
+        "  \"router_jitter_noise\": 0.0,\n", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
     [ARCH_QWEN3MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM", {"silu", "swish"}, 1e-6f, 4,  0,   4096, 0,  0, 0,   128, 8, "moe_intermediate_size", "num_experts",
-        "  \"norm_topk_prob\": true,\n  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [],\n"},
+        "  \"norm_topk_prob\": true,\n  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [],\n", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
     [ARCH_OLMOE] =    {"olmoe",     "OlmoeForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   64,  8, "intermediate_size", "num_experts",
-        "  \"norm_topk_prob\": false,\n  \"clip_qkv\": null,\n"},
+        "  \"norm_topk_prob\": false,\n  \"clip_qkv\": null,\n", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
     [ARCH_GLM4MOE] =  {"glm4_moe",  "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 0,   128, 8, "moe_intermediate_size", "n_routed_experts",
         "  \"attention_bias\": true,\n  \"use_qk_norm\": true,\n  \"norm_topk_prob\": true,\n  \"n_group\": 1,\n"
-        "  \"topk_group\": 1,\n  \"first_k_dense_replace\": 0,\n  \"num_nextn_predict_layers\": 0,\n"},
+        "  \"topk_group\": 1,\n  \"first_k_dense_replace\": 0,\n  \"num_nextn_predict_layers\": 0,\n", ORDER_HALVES, 0.5f, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_OLMO2] =    {"olmo2",     "Olmo2ForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_GEMMA2] =   {"gemma2",    "Gemma2ForCausalLM",   {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 30, 1, 0, 0,  0, "intermediate_size", NULL,
+        "  \"hidden_activation\": \"gelu_pytorch_tanh\",\n", ORDER_HALVES, 0, 0, 0, 0, 2, 0, 256, 50},
+    [ARCH_GRANITE] =  {"granite",   "GraniteForCausalLM",  {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 1, 0, 0},
 };
 // clang-format on
 

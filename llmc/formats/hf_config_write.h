@@ -28,6 +28,7 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 #ifdef HF_CONFIG_WRITE_IMPLEMENTATION
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,11 +37,59 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 #include "llmc/base/file.h"
 #include "llmc/base/number_text.h"
 #include "llmc/formats/hf_config_families.h"
+#include "llmc/formats/hf_rope.h"
+
+// Returns 1 if the files of a family can say that layer l does not turn, or that it does.
+static int hf_can_rotate_(ModelConfig cfg, const HfFamily* family, int l) {
+    const int rests = family->rests_without_window && cfg.window > 0 && !model_window(cfg, l);
+    return family->unrotated_every > 0 || model_layer_bit(cfg.unrotated, l) == rests;
+}
+
+static int hf_check_rope_(ModelConfig cfg, const HfFamily* family, char* error) {
+    const int HS = model_head_size(cfg);
+    for (int l = 0; l < cfg.L; l++) {
+        if (!hf_can_rotate_(cfg, family, l)) {
+            return error_set(error, "--arch", "in transformers layer %d of %s %s", l, family->type,
+                             model_layer_bit(cfg.unrotated, l) ? "has rotary positions" : "has none");
+        }
+    }
+    if (cfg.window_rope_base > 0 && family->window_base == 0) {
+        return error_set(error, "--arch", "in transformers all layers of %s have the same rotary positions",
+                         family->type);
+    }
+    return model_rope_dims(cfg) == HS || family->turned > 0 ||
+           error_set(error, "--arch", "in transformers %s turns all channels of a head, not %d of %d",
+                     family->type, model_rope_dims(cfg), HS);
+}
+
+// Return the factor of scores, and the whole number whose root divides them; 0: there is none.
+static float hf_score_scale_(ModelConfig cfg) {
+    return cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg));
+}
+static int hf_query_scalar_(ModelConfig cfg) {
+    const float scale = hf_score_scale_(cfg), whole = roundf(1 / (scale * scale));
+    return 1 / sqrtf(whole) == scale ? (int)whole : 0;
+}
+
+// Returns 1 if the family has keys for the scores of such a model.
+static int hf_check_scores_(ModelConfig cfg, char* error) {
+    const char* word = model_architecture(cfg.arch)->word;
+    if (cfg.attention_scale > 0 && !(FAMILY_ATTENTION_SCALE >> cfg.arch & 1)) {
+        return error_set(error, "--arch", "in transformers %s divides scores by sqrt(%d), not by %g", word,
+                         model_head_size(cfg), 1 / (double)cfg.attention_scale);
+    }
+    return cfg.attention_softcap == 0 || FAMILY_ATTENTION_CAP >> cfg.arch & 1 ||
+           error_set(error, "--arch", "in transformers %s has no cap of scores, which is %g here", word,
+                     (double)cfg.attention_softcap);
+}
 
 int hf_config_check(ModelConfig cfg, char* error) {
     const int HS = model_head_size(cfg);
     const char* word = model_architecture(cfg.arch)->word;
-    if ((cfg.arch == ARCH_LLAMA || cfg.arch == ARCH_ARCEE) && cfg.C % cfg.NH) {
+    if (!hf_check_scores_(cfg, error)) {
+        return 0;
+    }
+    if (FAMILY_WHOLE_HEADS >> cfg.arch & 1 && cfg.C % cfg.NH) {
         return error_set(
             error, "--arch",
             "transformers wants the %d channels of %s to be a multiple of its %d heads; mistral and "
@@ -59,9 +108,11 @@ int hf_config_check(ModelConfig cfg, char* error) {
             "multiple of their %d hidden units, not %d and %d",
             model_hidden(cfg), cfg.E, cfg.Fs);
     }
-    return model_rope_dims(cfg) == HS || cfg.arch == ARCH_GLM4MOE ||
-           error_set(error, "--arch", "in transformers %s turns all channels of a head, not %d of %d", word,
-                     model_rope_dims(cfg), HS);
+    if (hf_families[cfg.arch].query_scalar > 0 && hf_query_scalar_(cfg) == 0) {
+        return error_set(error, "--arch", "transformers divides scores of %s by the root of a whole number",
+                         word);
+    }
+    return hf_check_rope_(cfg, &hf_families[cfg.arch], error);
 }
 
 // Number that is never written as an integer: transformers checks types.
@@ -98,43 +149,102 @@ static void hf_write_gpt2_(FILE* file, ModelConfig cfg) {
             hf_number_(model_norm_eps(cfg)).text);
 }
 
-// Writes the members of a scaling, with a comma after each.
-static void hf_write_scaling_(FILE* file, RopeScaling scaling) {
-    if (scaling.kind == ROPE_LINEAR) {
-        fprintf(file, "\"rope_type\": \"linear\", \"factor\": %s", hf_number_(scaling.factor).text);
-    } else if (scaling.kind == ROPE_LLAMA3) {
-        fprintf(
-            file,
-            "\"rope_type\": \"llama3\", \"factor\": %s, \"low_freq_factor\": %s, \"high_freq_factor\": %s, "
-            "\"original_max_position_embeddings\": %d",
-            hf_number_(scaling.factor).text, hf_number_(scaling.low_freq_factor).text,
-            hf_number_(scaling.high_freq_factor).text, scaling.original_context);
-    } else {
-        fprintf(file, "\"rope_type\": \"default\"");
+// Writes a list of numbers as a member.
+static void hf_write_factors_(FILE* file, const char* key, const float* factors, int count) {
+    fprintf(file, ", \"%s\": [", key);
+    for (int i = 0; i < count; i++) {
+        fprintf(file, "%s%s", i ? ", " : "", hf_number_(factors[i]).text);
+    }
+    fprintf(file, "]");
+}
+
+// Writes the members of a scaling.
+static void hf_write_scaling_(FILE* file, RopeSettings s) {
+    const RopeScaling scaling = s.scaling;
+    const char *low = "low_freq_factor", *high = "high_freq_factor";
+    fprintf(file, "\"rope_type\": \"%s\"", hf_rope_kinds[scaling.kind]);
+    switch (scaling.kind) {
+    case ROPE_PLAIN:
+    case ROPE_KINDS:
+        return;
+    case ROPE_LINEAR:
+    case ROPE_LLAMA3:
+        break;
+    case ROPE_YARN:
+        low = "beta_slow", high = "beta_fast";
+        fprintf(file, ", \"truncate\": %s", scaling.is_exact ? "false" : "true");
+        break;
+    case ROPE_LONG:
+        hf_write_factors_(file, "short_factor", s.factors->near, s.dims / 2);
+        hf_write_factors_(file, "long_factor", s.factors->far, s.dims / 2);
+        break;
+    }
+    fprintf(file, ", \"factor\": %s", hf_number_(scaling.factor).text);
+    if (scaling.low_freq_factor > 0) {
+        fprintf(file, ", \"%s\": %s, \"%s\": %s", low, hf_number_(scaling.low_freq_factor).text, high,
+                hf_number_(scaling.high_freq_factor).text);
+    }
+    if (scaling.original_context > 0) {
+        fprintf(file, ", \"original_max_position_embeddings\": %d", scaling.original_context);
+    }
+    if (scaling.attention > 0) {
+        fprintf(file, ", \"attention_factor\": %s", hf_number_(scaling.attention).text);
     }
 }
 
-// Writes rotary positions for transformers 4 and 5.
-static void hf_write_rope_(FILE* file, ModelConfig cfg) {
-    const HfNumber_ base = hf_number_(model_rope_base(cfg)),
-                    part = hf_part_(model_rope_dims(cfg), model_head_size(cfg));
-    if (cfg.arch == ARCH_GLM4MOE) {
-        fprintf(file, "  \"partial_rotary_factor\": %s,\n", part.text);
+// Writes an object of rope_parameters.
+static void hf_write_rope_object_(FILE* file, RopeSettings s, int is_partial) {
+    fprintf(file, "{\"rope_theta\": %s, ", hf_number_(s.base).text);
+    if (is_partial) {
+        fprintf(file, "\"partial_rotary_factor\": %s, ", hf_part_(s.dims, s.HS).text);
     }
-    fprintf(file, "  \"rope_theta\": %s,\n  \"rope_scaling\": ", base.text);
+    hf_write_scaling_(file, s);
+    fprintf(file, "}");
+}
+
+// Writes the layers that turn.
+static void hf_write_rotated_(FILE* file, ModelConfig cfg, const HfFamily* family) {
+    if (family->unrotated_every == 0) {
+        return;
+    }
+    fprintf(file, "  \"no_rope_layer_interval\": %d,\n  \"no_rope_layers\": [", family->unrotated_every);
+    for (int l = 0; l < cfg.L; l++) {
+        fprintf(file, "%s%d", l ? ", " : "", !model_layer_bit(cfg.unrotated, l));
+    }
+    fprintf(file, "],\n");
+}
+
+// Writes rotary positions for transformers 4 and 5.
+static void hf_write_rope_(FILE* file, ModelConfig cfg, const HfFamily* family) {
+    const int is_partial = family->turned > 0, by_window = cfg.window_rope_base > 0;
+    const RopeSettings all = {0,           model_head_size(cfg), model_rope_dims(cfg), model_rope_base(cfg),
+                              cfg.scaling, &cfg.rope_factors};
+    RopeSettings windows = all;
+    windows.base = by_window ? cfg.window_rope_base : cfg.window > 0 ? all.base : family->window_base;
+    windows.scaling = by_window ? cfg.window_scaling : cfg.window > 0 ? all.scaling : cfg.window_scaling;
+    if (is_partial) {
+        fprintf(file, "  \"partial_rotary_factor\": %s,\n", hf_part_(all.dims, all.HS).text);
+    }
+    fprintf(file, "  \"rope_theta\": %s,\n  \"rope_scaling\": ", hf_number_(all.base).text);
     if (cfg.scaling.kind == ROPE_PLAIN) {
         fprintf(file, "null");
     } else {
         fprintf(file, "{");
-        hf_write_scaling_(file, cfg.scaling);
+        hf_write_scaling_(file, all);
         fprintf(file, "}");
     }
-    fprintf(file, ",\n  \"rope_parameters\": {\"rope_theta\": %s, ", base.text);
-    if (cfg.arch == ARCH_GLM4MOE) {
-        fprintf(file, "\"partial_rotary_factor\": %s, ", part.text);
+    fprintf(file, ",\n  \"rope_parameters\": ");
+    if (family->window_base > 0) {
+        fprintf(file, "{\"full_attention\": ");
+        hf_write_rope_object_(file, all, is_partial);
+        fprintf(file, ", \"sliding_attention\": ");
+        hf_write_rope_object_(file, windows, is_partial);
+        fprintf(file, "},\n  \"rope_local_base_freq\": %s,\n", hf_number_(windows.base).text);
+    } else {
+        hf_write_rope_object_(file, all, is_partial);
+        fprintf(file, ",\n");
     }
-    hf_write_scaling_(file, cfg.scaling);
-    fprintf(file, "},\n");
+    hf_write_rotated_(file, cfg, family);
 }
 
 // Writes which layers have a window: as a list, and for transformers 4 as the number of layers
@@ -165,9 +275,10 @@ static void hf_write_windows_(FILE* file, ModelConfig cfg) {
     }
 }
 
-// Writes the keys of experts.
+// Writes the constants of a family, and the keys of experts.
 static void hf_write_experts_(FILE* file, ModelConfig cfg) {
     const HfFamily* family = &hf_families[cfg.arch];
+    fputs(family->constants, file);
     if (!family->experts) {
         return;
     }
@@ -179,7 +290,18 @@ static void hf_write_experts_(FILE* file, ModelConfig cfg) {
         fprintf(file, "  \"n_shared_experts\": %d,\n  \"routed_scaling_factor\": %s,\n",
                 cfg.Fs / model_hidden(cfg), hf_number_(model_router_factor(cfg)).text);
     }
-    fputs(family->constants, file);
+}
+
+// Writes how scores are scaled and capped.
+static void hf_write_scores_(FILE* file, ModelConfig cfg) {
+    const HfFamily* family = &hf_families[cfg.arch];
+    if (family->query_scalar > 0) {
+        fprintf(file, "  \"query_pre_attn_scalar\": %d,\n  \"attn_logit_softcapping\": %s,\n",
+                hf_query_scalar_(cfg),
+                cfg.attention_softcap > 0 ? hf_number_(cfg.attention_softcap).text : "null");
+    } else if (family->attention_scale > 0) {
+        fprintf(file, "  \"attention_multiplier\": %s,\n", hf_number_(hf_score_scale_(cfg)).text);
+    }
 }
 
 // Writes the keys that the families with rotary positions have in common.
@@ -198,7 +320,15 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
         fprintf(file, "  \"final_logit_softcapping\": %s,\n",
                 cfg.softcap > 0 ? hf_number_(cfg.softcap).text : "null");
     }
-    hf_write_rope_(file, cfg);
+    hf_write_scores_(file, cfg);
+    if (FAMILY_GRANITE >> cfg.arch & 1) {
+        fprintf(
+            file,
+            "  \"embedding_multiplier\": %s,\n  \"residual_multiplier\": %s,\n  \"logits_scaling\": %s,\n",
+            hf_number_(model_embedding_factor(cfg)).text, hf_number_(model_residual_factor(cfg)).text,
+            hf_number_(cfg.logits_divisor > 0 ? cfg.logits_divisor : 1).text);
+    }
+    hf_write_rope_(file, cfg, &hf_families[cfg.arch]);
     hf_write_windows_(file, cfg);
     hf_write_experts_(file, cfg);
 }

@@ -120,6 +120,7 @@ void hf_model_close(HfModel* model);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
+#include "llmc/formats/hf_config_families.h"
 #include "llmc/tokenizer/bpe_files.h"
 
 #define HF_CLASSIFIER_ "lm_head.weight"
@@ -186,11 +187,6 @@ static HfShape_ hf_shape_(const HfTensor_* t, ModelConfig cfg) {
                                             : (HfShape_){2, {lines.count, lines.width}};
 }
 
-// Returns the order of the channels of a head.
-static HeadOrder hf_order_(ModelConfig cfg) {
-    return cfg.arch == ARCH_NANOCHAT ? ORDER_SWAPPED : ORDER_HALVES;
-}
-
 // Sets out (n, rows) to the columns first ... first + n - 1 of in (rows, cols), for elements of 2
 // or 4 bytes.
 static void hf_turn_(void* out, const void* in, size_t rows, size_t cols, size_t first, size_t n,
@@ -242,8 +238,8 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, Model
         safetensors_write_raw(writer, first, lines.count * line_bytes);
     }
     for (size_t i = 0; i < lines.count && t->tensor->form == FILE_HEADS; i++) {
-        safetensors_write_raw(writer, first + file_head_line(hf_order_(cfg), cfg, i) * line_bytes,
-                              line_bytes);
+        safetensors_write_raw(
+            writer, first + file_head_line(hf_families[cfg.arch].order, cfg, i) * line_bytes, line_bytes);
     }
 }
 
@@ -404,7 +400,7 @@ static HfRange_ hf_common_(HfRange_ a, HfRange_ b) {
 static void hf_read_heads_(const SafeTensorsView* view, FileLines lines, ModelConfig cfg, float* layer,
                            HfRange_ range) {
     for (size_t i = 0; i < lines.count; i++) {
-        const size_t at = (lines.first + file_head_line(hf_order_(cfg), cfg, i)) * lines.width;
+        const size_t at = (lines.first + file_head_line(hf_families[cfg.arch].order, cfg, i)) * lines.width;
         if (at < range.end && range.first < at + lines.width) {
             hf_read_part_(view, i * lines.width, lines.width, layer + at);
         }

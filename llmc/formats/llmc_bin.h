@@ -87,6 +87,10 @@ void llmc_bin_commit(LlmcBinWriter* writer);
 #define LLMC_BIN_CHUNK_ 65536u // elements converted at a time
 
 int llmc_bin_check(ModelConfig cfg, char* error) {
+    if (cfg.attention_scale > 0 || cfg.attention_softcap > 0) {
+        return error_set(error, "--export-llmc", "llm.c divides scores by sqrt(%d), without a cap",
+                         model_head_size(cfg));
+    }
     return cfg.arch == ARCH_GPT2 ||
            error_set(error, "--export-llmc",
                      "llm.c has no %s, only gpt2; --export-gguf FILE and --out DIR work",

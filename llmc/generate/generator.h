@@ -3,7 +3,8 @@ generator.h -- generates text: a prompt, then token after token until the docume
 
 Several sequences are decoded at a time, each in a slot of its own, at its own position and with its
 own random numbers. They do not affect each other. When the T tokens of its context are full, a
-sequence forgets the older half, and the rest is read again, at its new positions.
+sequence forgets the older half, and the rest is read again, at its new positions. A model may also
+want its sequences read again at a certain position (attention_config_rereads_at).
 
 The model is two functions. Both return logits in fp32 on the host, Vp for each sequence, valid
 until the next call:
@@ -42,6 +43,7 @@ typedef struct {
     DecodeStep decode;
     int V, Vp, T;
     int slots;
+    int rereads_at; // position at which a sequence is read again; 0: none
 } GeneratorModel;
 
 // Returns true to stop; called before each token.
@@ -204,12 +206,12 @@ void generator_begin(Generator* g, int slot, const int* prompt, int count, int l
     generator_read_(g, slot);
 }
 
-// Drops the older half of a full context.
-static void generator_forget_(Generator* g, int slot) {
+// Reads a sequence again, without the older half if its context is full.
+static void generator_reread_(Generator* g, int slot) {
     GeneratorSequence* sequence = &g->sequences[slot];
-    const int half = g->model.T / 2 + 1;
-    sequence->count -= half;
-    memmove(sequence->ids, sequence->ids + half, (size_t)sequence->count * sizeof(int));
+    const int dropped = sequence->count > g->model.T ? g->model.T / 2 + 1 : 0;
+    sequence->count -= dropped;
+    memmove(sequence->ids, sequence->ids + dropped, (size_t)sequence->count * sizeof(int));
     generator_read_(g, slot);
 }
 
@@ -224,7 +226,8 @@ void generator_advance(Generator* g) {
         const GeneratorSequence* sequence = &g->sequences[s];
         const int is_one =
             // else empty, or all is read again
-            generator_is_generating_(sequence) && sequence->count <= m->T;
+            generator_is_generating_(sequence) && sequence->count <= m->T &&
+            sequence->count - 1 != m->rereads_at;
         g->ids[s] = is_one ? sequence->ids[sequence->count - 1] : 0;
         g->positions[s] = is_one ? sequence->count - 1 : 0;
         steps += is_one;
@@ -237,7 +240,7 @@ void generator_advance(Generator* g) {
     }
     for (int s = 0; s < m->slots; s++) {
         if (g->positions[s] == 0 && generator_is_generating_(&g->sequences[s])) {
-            generator_forget_(g, s);
+            generator_reread_(g, s);
         }
     }
 }

@@ -269,6 +269,7 @@ template <int N> __device__ inline void wgmma_settle(float (&d)[N][4]) {
 #define PTX_WGMMA_256_(type) PTX_WGMMA_("256", type, PTX_NUMBERS_128_, "%128", "%129", "%130", "%131, %132")
 #define PTX_WGMMA_OF_64_(type) PTX_WGMMA_("64", type, PTX_NUMBERS_32_, "{%32, %33, %34, %35}", "%36", "%37", "%38")
 #define PTX_WGMMA_OF_128_(type) PTX_WGMMA_("128", type, PTX_NUMBERS_64_, "{%64, %65, %66, %67}", "%68", "%69", "%70")
+#define PTX_WGMMA_OF_256_(type) PTX_WGMMA_("256", type, PTX_NUMBERS_128_, "{%128, %129, %130, %131}", "%132", "%133", "%134")
 // clang-format on
 template <class T, int TRANS_A, int TRANS_B, int N>
 __device__ inline void wgmma(float (&d)[N][4], uint64_t a, uint64_t b, int adds) {
@@ -283,12 +284,15 @@ __device__ inline void wgmma(float (&d)[N][4], uint64_t a, uint64_t b, int adds)
 }
 template <class T, int TRANS_B, int N>
 __device__ inline void wgmma_of_registers(float (&d)[N][4], const unsigned (&a)[4], uint64_t b, int adds) {
-    static_assert(N == 8 || N == 16, "64 or 128 columns");
+    static_assert(N == 8 || N == 16 || N == 32, "64, 128 or 256 columns");
     if constexpr (N == 8) {
         PTX_WGMMA_TYPED_(PTX_WGMMA_OF_64_, PTX_32_, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
                          "r"(adds), "n"(TRANS_B));
-    } else {
+    } else if constexpr (N == 16) {
         PTX_WGMMA_TYPED_(PTX_WGMMA_OF_128_, PTX_64_, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                         "r"(adds), "n"(TRANS_B));
+    } else {
+        PTX_WGMMA_TYPED_(PTX_WGMMA_OF_256_, PTX_128_, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
                          "r"(adds), "n"(TRANS_B));
     }
 }
@@ -436,7 +440,7 @@ inline void wgmma(float (&d)[N][4], uint64_t a, uint64_t b, int adds, CUSIM_LOC)
 }
 template <class T, int TRANS_B, int N>
 inline void wgmma_of_registers(float (&d)[N][4], const unsigned (&a)[4], uint64_t b, int adds, CUSIM_LOC) {
-    static_assert(N == 8 || N == 16, "64 or 128 columns");
+    static_assert(N == 8 || N == 16 || N == 32, "64, 128 or 256 columns");
     const CusimWgmma op = {d[0], a, 0, b, 8 * N, DTYPE_OF(T) == DTYPE_FP16, adds, 0, TRANS_B};
     cusim_wgmma(&op, CUSIM_L);
 }

@@ -185,11 +185,13 @@ static inline void cost_linear_backward_(const CostWalk* w, size_t weight, size_
     }
 }
 
-// Adds a projection into the residual stream.
+// Adds a projection into the residual stream. With a norm after it, or a factor, it is added apart.
 static inline void cost_residual_(const CostWalk* w, size_t weight) {
+    const int is_apart = model_has_norms_after(w->cfg) || model_residual_factor(w->cfg) != 1;
     cost_linear_(w, weight);
-    if (!w->is_fused) {
-        cost_add(w, COST_MEMORY, 0, 3 * w->stream * w->cfg.C * w->size);
+    if (!w->is_fused || is_apart) {
+        cost_add(w, model_has_norms_after(w->cfg) ? COST_NORMS : COST_MEMORY, 0,
+                 3 * w->stream * w->cfg.C * w->size);
     }
 }
 
@@ -200,8 +202,16 @@ static inline void cost_sum_of_parts(const CostWalk* w) {
     }
 }
 
+// Adds a pass over the embeddings, if they have a factor.
+static inline void cost_embedding_factor_(const CostWalk* w) {
+    if (model_embedding_factor(w->cfg) != 1) {
+        cost_add(w, COST_MEMORY, 0, 2 * w->stream * w->cfg.C * w->size);
+    }
+}
+
 static inline void cost_embedding(const CostWalk* w) {
     cost_add(w, COST_MEMORY, 0, embedding_forward_bytes(w->stream, w->cfg.C, w->size));
+    cost_embedding_factor_(w);
 }
 
 static inline void cost_embedding_backward(const CostWalk* w) {
@@ -209,6 +219,7 @@ static inline void cost_embedding_backward(const CostWalk* w) {
     if (!freeze_has(w->freeze, cost_row_(w, offsetof(ModelParameters, wte)), 0)) {
         cost_add(w, COST_MEMORY, 0,
                  embedding_backward_bytes(w->N, w->cfg.C, ids, w->size, w->gradient_bytes));
+        cost_embedding_factor_(w);
     }
 }
 
@@ -220,6 +231,31 @@ static inline void cost_norm(const CostWalk* w) {
 
 static inline void cost_norm_backward(const CostWalk* w) {
     cost_add(w, COST_NORMS, 0, norm_backward_bytes(w->stream, w->cfg.C, w->size, 0));
+}
+
+// ---- branch.h ----
+
+// Adds the norm before a branch, if there is one.
+static inline void cost_branch(const CostWalk* w) {
+    if (model_has_norms_before(w->cfg)) {
+        cost_norm(w);
+    }
+}
+
+// Adds both ends of a branch in the backward pass: the norm before it, or a sum, and the norm after
+// it, or a factor.
+static inline void cost_branch_backward(const CostWalk* w) {
+    const double row_bytes = w->stream * w->cfg.C * w->size;
+    if (model_has_norms_before(w->cfg)) {
+        cost_norm_backward(w);
+    } else {
+        cost_add(w, COST_MEMORY, 0, 3 * row_bytes);
+    }
+    if (model_has_norms_after(w->cfg)) {
+        cost_add(w, COST_NORMS, 0, 3 * row_bytes); // dinp is set
+    } else if (model_residual_factor(w->cfg) != 1) {
+        cost_add(w, COST_MEMORY, 0, 2 * row_bytes);
+    }
 }
 
 // ---- self_attention.h, with the projection after it ----

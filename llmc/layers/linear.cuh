@@ -92,6 +92,7 @@ static inline NormGpu<floatX> layer_norm(const LayerPassGpu* layer, const floatX
     const ModelConfig cfg = layer->cfg;
     return {model_norm(cfg),
             model_norm_eps(cfg),
+            1,
             weight,
             bias,
             mean,
@@ -99,6 +100,14 @@ static inline NormGpu<floatX> layer_norm(const LayerPassGpu* layer, const floatX
             tensor_rows(layer->tensor.cut).count,
             cfg.C,
             {}};
+}
+
+// Returns the norm before the classifier, given any layer in the pass. It also divides the logits.
+static inline NormGpu<floatX> layer_last_norm(const LayerPassGpu* layer) {
+    const ModelActivations* a = &layer->a;
+    NormGpu<floatX> norm = layer_norm(layer, layer->p.lnfw, layer->p.lnfb, a->lnf_mean, a->lnf_rstd);
+    norm.factor = model_logits_factor(layer->cfg);
+    return norm;
 }
 
 // `matmul` and `gpu` stay the caller's.
@@ -541,6 +550,13 @@ static inline void linear_embedding_cut_(const LayerPassGpu* layer) {
     }
 }
 
+// Returns the factor of embeddings; a root of C is rounded as the model's dtype rounds it.
+static inline float linear_embedding_factor_(ModelConfig cfg) {
+    const float factor = model_embedding_factor(cfg);
+    const int is_root = model_architecture(cfg.arch)->embedding == EMBEDDING_ROOT;
+    return is_root ? to_float(from_float<floatX>(factor)) : factor;
+}
+
 // Sets encoded (R, C), the residual stream that enters the first block, from the embeddings of
 // tokens and of positions. Collective.
 static inline void linear_embedding(const LayerPassGpu* layer) {
@@ -552,9 +568,28 @@ static inline void linear_embedding(const LayerPassGpu* layer) {
         linear_embed_(a->encoded, pass->inputs, &layer->weights.wte, layer->p.wpe,
                       embedding_batch(pass->B, pass->T, layer->cfg.C, pass->positions), layer->linear);
     }
+    const int R = tensor_rows(layer->tensor.cut).count, C = layer->cfg.C;
+    const float factor = linear_embedding_factor_(layer->cfg);
     if (a->encoded_rstd) {
-        norm_unit_forward(a->encoded, a->encoded_rstd, tensor_rows(layer->tensor.cut).count, layer->cfg.C,
-                          model_norm_eps(layer->cfg), layer->linear->gpu);
+        norm_unit_forward(a->encoded, a->encoded_rstd, R, C, model_norm_eps(layer->cfg), layer->linear->gpu);
+    }
+    if (factor != 1) {
+        residual_sum(a->encoded, (const floatX*)NULL, (const floatX*)a->encoded, factor,
+                     (size_t)R * (size_t)C, layer->linear->gpu);
+    }
+}
+
+// Turns dencoded (R, C), the gradient of encoded, into that of the sum of embeddings, in place.
+static inline void linear_embedding_backward(floatX* dencoded, const LayerPassGpu* layer) {
+    const ModelActivations* a = &layer->a;
+    const int R = tensor_rows(layer->tensor.cut).count, C = layer->cfg.C;
+    const float factor = linear_embedding_factor_(layer->cfg);
+    if (a->encoded_rstd) {
+        norm_unit_backward(dencoded, (const floatX*)a->encoded, a->encoded_rstd, R, C, layer->linear->gpu);
+    }
+    if (factor != 1) {
+        residual_sum(dencoded, (const floatX*)NULL, (const floatX*)dencoded, factor, (size_t)R * (size_t)C,
+                     layer->linear->gpu);
     }
 }
 

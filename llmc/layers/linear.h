@@ -4,7 +4,7 @@ linear.h -- the layers that read a model's matrices (weight.h), on the CPU: floa
 fp8, and only in micro-steps of training, qkv, fc and fcproj are multiplied in fp8.
 
     out[n][o]  = sum_c inp[n][c] weight[o][c] + bias[o]
-    encoded[n] = wte[tokens[n]] + wpe[position of n], normalized if the model does so
+    encoded[n] = wte[tokens[n]] + wpe[position of n]; some models normalize it, or have a factor
 
     out      (N, OC)     inp      (N, C)     weight   (OC, C)     bias   (OC), may be NULL
     encoded  (B*T, C)    tokens   (B*T)      wte      (Vp, C)     wpe    (maxT, C)
@@ -63,12 +63,21 @@ static inline Norm layer_norm(const LayerPass* layer, const float* weight, const
     const ModelConfig cfg = layer->cfg;
     return (Norm){model_norm(cfg),
                   model_norm_eps(cfg),
+                  1,
                   weight,
                   bias,
                   mean,
                   rstd,
                   tensor_rows(layer->tensor.cut).count,
                   cfg.C};
+}
+
+// Returns the norm before the classifier, given any layer in the pass. It also divides the logits.
+static inline Norm layer_last_norm(const LayerPass* layer) {
+    const ModelActivations* a = &layer->a;
+    Norm norm = layer_norm(layer, layer->p.lnfw, layer->p.lnfb, a->lnf_mean, a->lnf_rstd);
+    norm.factor = model_logits_factor(layer->cfg);
+    return norm;
 }
 
 // Opens matmuls for inputs of up to N rows and C columns.
@@ -230,9 +239,26 @@ static inline void linear_embedding_cpu(const LayerPass* layer) {
         linear_embed_(a->encoded, pass->inputs, &layer->weights.wte, layer->p.wpe,
                       embedding_batch(pass->B, pass->T, layer->cfg.C, pass->positions), layer->linear);
     }
+    const int R = tensor_rows(layer->tensor.cut).count, C = layer->cfg.C;
+    const float factor = model_embedding_factor(layer->cfg);
     if (a->encoded_rstd) {
-        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, tensor_rows(layer->tensor.cut).count, layer->cfg.C,
-                              model_norm_eps(layer->cfg));
+        norm_unit_forward_cpu(a->encoded, a->encoded_rstd, R, C, model_norm_eps(layer->cfg));
+    }
+    if (factor != 1) {
+        residual_scale_cpu(a->encoded, a->encoded, factor, (size_t)R * (size_t)C);
+    }
+}
+
+// Turns dencoded (R, C), the gradient of encoded, into that of the sum of embeddings, in place.
+static inline void linear_embedding_backward_cpu(float* dencoded, const LayerPass* layer) {
+    const ModelActivations* a = &layer->a;
+    const int R = tensor_rows(layer->tensor.cut).count, C = layer->cfg.C;
+    const float factor = model_embedding_factor(layer->cfg);
+    if (a->encoded_rstd) {
+        norm_unit_backward_cpu(dencoded, a->encoded, a->encoded_rstd, R, C);
+    }
+    if (factor != 1) {
+        residual_scale_cpu(dencoded, dencoded, factor, (size_t)R * (size_t)C);
     }
 }
 

@@ -24,17 +24,7 @@ gradients added up after it (context_parallel.h).
 #include "llmc/ops/attention_race.cuh"
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/ops/heads.cuh"
-#include "llmc/ops/rope.cuh"
 #include "llmc/parallel/context_parallel.cuh"
-
-// Opens the rotary positions of a model, for up to T tokens, if it has any.
-static inline void self_attention_open_rope(Rope* rope, Memory* memory, ModelConfig cfg, int T) {
-    rope->table = NULL;
-    rope->HS = model_head_size(cfg);
-    if (attention_config_has_rope(cfg)) {
-        rope_gpu_open(rope, memory, attention_config_rope(cfg, T));
-    }
-}
 
 typedef struct {
     AttentionSizes sizes;
@@ -55,8 +45,8 @@ typedef struct {
 } SelfAttentionGpu;
 
 // Returns the attention of a layer; `window_starts` are for layers with a window.
-static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* window_starts, Rope rope,
-                                                 AttentionGpu* attention,
+static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* window_starts,
+                                                 const ModelRopes* ropes, AttentionGpu* attention,
                                                  const ContextParallelGpu<floatX>* context) {
     const ModelConfig cfg = of->cfg;
     const ModelActivations* a = &of->a;
@@ -70,15 +60,17 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
     layer.proj = of->weights.attproj;
     layer.proj_bias = p->attprojb;
     layer.positions = pass_is_step(pass) ? pass->positions.given : NULL;
-    layer.heads = {model_architecture(cfg.arch)->heads,
-                   model_norm_eps(cfg),
-                   layer.sizes,
-                   rope,
-                   layer.positions,
-                   p->qnormw,
-                   p->knormw,
-                   a->qk_raw,
-                   a->qk_rstd};
+    layer.heads = {
+        model_architecture(cfg.arch)->heads,
+        model_norm_eps(cfg),
+        model_norm_offset(cfg),
+        layer.sizes,
+        attention_config_layer_rope(ropes, cfg, of->l, layer.positions ? 0 : attention_keys(layer.sizes)),
+        layer.positions,
+        p->qnormw,
+        p->knormw,
+        a->qk_raw,
+        a->qk_rstd};
     layer.qkv = a->qkv;
     layer.atty = a->atty;
     layer.lse = a->att_lse;

@@ -37,7 +37,7 @@ typedef struct {
     int is_bf16;
     AttentionScratch fp32;
     AttentionBf16Scratch bf16;
-    Rope rope; // of the model, for all its layers
+    ModelRopes ropes;
     ContextParallel context;
 } Attention;
 
@@ -74,9 +74,7 @@ static inline void self_attention_open(Attention* a, Memory* memory, int is_bf16
                                        AttentionSizes sizes, Group* context) {
     const int W = attention_keys(sizes);
     attention_either_open(a, memory, is_bf16, W, sizes.HS);
-    if (attention_config_has_rope(cfg)) {
-        rope_open(&a->rope, memory, attention_config_rope(cfg, W));
-    }
+    attention_config_open_ropes(&a->ropes, memory, cfg, W, rope_open);
     context_open_cpu(&a->context, memory, sizes, context);
 }
 
@@ -105,14 +103,17 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
     const Pass* pass = layer->pass;
     const AttentionSizes sizes = attention_config_chunks(cfg, pass->B, pass->T, pass->positions.chunks);
     const int* positions = pass_is_step(pass) ? pass->positions.given : NULL;
+    const Rope rope =
+        attention_config_layer_rope(&attention->ropes, cfg, layer->l, positions ? 0 : attention_keys(sizes));
     return (SelfAttention){.sizes = sizes,
                            .starts = model_window(cfg, layer->l) > 0 ? window_starts : pass->starts,
                            .window = model_window(cfg, layer->l),
                            .weight = layer->weights.qkv,
                            .proj = layer->weights.attproj,
                            .proj_bias = p->attprojb,
-                           .heads = {model_architecture(cfg.arch)->heads, model_norm_eps(cfg), sizes,
-                                     attention->rope, positions, p->qnormw, p->knormw, a->qk_raw, a->qk_rstd},
+                           .heads = {model_architecture(cfg.arch)->heads, model_norm_eps(cfg),
+                                     model_norm_offset(cfg), sizes, rope, positions, p->qnormw, p->knormw,
+                                     a->qk_raw, a->qk_rstd},
                            .qkv = a->qkv,
                            .atty = a->atty,
                            .lse = a->att_lse,

@@ -38,12 +38,17 @@ enum {
     FAMILY_NANOCHAT = 1 << ARCH_NANOCHAT,
     FAMILY_MIXTRAL = 1 << ARCH_MIXTRAL,
     FAMILY_GLM = 1 << ARCH_GLM4MOE,
-    FAMILY_GATED = 1 << ARCH_LLAMA | 1 << ARCH_MISTRAL | 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3,
+    FAMILY_GRANITE = 1 << ARCH_GRANITE,
+    FAMILY_GEMMA2 = 1 << ARCH_GEMMA2,
+    FAMILY_POST_NORM = 1 << ARCH_OLMO2 | FAMILY_GEMMA2, // norms after branches
+    FAMILY_GATED = 1 << ARCH_LLAMA | 1 << ARCH_MISTRAL | 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 |
+                   FAMILY_POST_NORM | FAMILY_GRANITE,
     FAMILY_LLAMAS = FAMILY_GATED | FAMILY_ARCEE,
     FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_GLM,
     FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE,
     FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS,
-    FAMILY_FFN_NORM = FAMILY_ROPE & ~FAMILY_GLM // names of the norm before the MLP in GGUF differ
+    // names of the norm before the MLP differ
+    FAMILY_FFN_NORM = FAMILY_ROPE & ~FAMILY_GLM & ~FAMILY_POST_NORM
 };
 
 typedef struct {
@@ -86,6 +91,9 @@ typedef struct {
   X(ROPE,     "model.layers.%d.self_attn.o_proj.weight",         "blk.%d.attn_output.weight", attprojw, ALL,  PLAIN) \
   X(FFN_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
   X(GLM,      "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln2w, ALL, PLAIN) \
+  X(POST_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln1postw, ALL, PLAIN) \
+  X(POST_NORM, "model.layers.%d.pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", ln2w,      ALL,  PLAIN) \
+  X(POST_NORM, "model.layers.%d.post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", ln2postw, ALL, PLAIN) \
   X(MIXTRAL,  "model.layers.%d.block_sparse_moe.gate.weight",    "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
   X(MOE,      "model.layers.%d.mlp.gate.weight",                 "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
   X(GLM,      "model.layers.%d.mlp.gate.e_score_correction_bias", "blk.%d.exp_probs_b.bias", routerb,   ALL,  PLAIN) \

@@ -110,7 +110,7 @@ static const FreezeWord_* freeze_words_(int* count) {
         {"blocks", "attproj?"}, {"blocks", "fc*"},       {"blocks", "sfc*"},        {"blocks", "routerw"},
         {"attention", "qkv?"},  {"attention", "?normw"}, {"attention", "attproj?"}, {"mlp", "fc*"},
         {"mlp", "sfc*"},        {"mlp", "routerw"},      {"experts", "fc*"},        {"experts", "sfc*"},
-        {"router", "routerw"},  {"norms", "ln*"},        {"norms", "?normw"},
+        {"router", "routerw"},  {"norms", "ln*"},        {"norms", "?normw"},       {"blocks", "ln[12]post?"},
     };
     *count = (int)(sizeof(words) / sizeof(words[0]));
     return words;

@@ -61,6 +61,12 @@ typedef enum {
 
 typedef enum { POSITIONS_LEARNED, POSITIONS_ROPE } PositionsKind;
 
+// Norms of a branch of a block: before it; after it, of what it adds to the stream; both.
+typedef enum { NORMS_BEFORE, NORMS_AFTER, NORMS_BOTH } NormsPlace;
+
+// Embedding of a token: as in its table; with a norm of its own; times sqrt(C), rounded to floatX.
+typedef enum { EMBEDDING_PLAIN, EMBEDDING_NORM, EMBEDDING_ROOT } EmbeddingKind;
+
 // Linear layers with a bias: all; only the one for queries, keys and values; none.
 typedef enum { BIASES_ALL, BIASES_QKV, BIASES_NONE } BiasesKind;
 
@@ -72,22 +78,25 @@ typedef enum { WINDOWS_NONE, WINDOWS_ALL, WINDOWS_ANY } WindowsKind;
 typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
 
 // clang-format off
-// Architectures: the word of --arch, and the kinds of their operations. Whether the embedding has a
-// norm. For a new model: whether the classifier has a matrix of its own, the cap of logits (0: the
-// architecture has none), the random weights.
-//  architecture    word        positions           norm            queries, keys    activation         biases       windows       router          embedding norm  head  cap  random weights
+// Architectures: the word of --arch, and the kinds of their operations. For a new model: whether the
+// classifier has a matrix of its own, the cap of logits (0: the architecture has none), the random
+// weights.
+//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights
 #define ARCHITECTURES(X) \
-  X(ARCH_GPT2,      "gpt2",     POSITIONS_LEARNED,  NORM_LAYER,     HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_LLAMA,     "llama",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_MISTRAL,   "mistral",  POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_QWEN2,     "qwen2",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_QWEN3,     "qwen3",    POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_ARCEE,     "arcee",    POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_NANOCHAT,  "nanochat", POSITIONS_ROPE,     NORM_RMS_ALONE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    1,              1,    15,  INITIAL_ZERO_OUT) \
-  X(ARCH_MIXTRAL,   "mixtral",  POSITIONS_ROPE,     NORM_RMS,       HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_QWEN3MOE,  "qwen3moe", POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_OLMOE,     "olmoe",    POSITIONS_ROPE,     NORM_RMS,       HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, 0,              0,     0,  INITIAL_GPT2) \
-  X(ARCH_GLM4MOE,   "glm4moe",  POSITIONS_ROPE,     NORM_RMS,       HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, 0,              0,     0,  INITIAL_GPT2)
+  X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_MISTRAL,  "mistral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_QWEN2,    "qwen2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_QWEN3,    "qwen3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_ARCEE,    "arcee",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_NANOCHAT, "nanochat", POSITIONS_ROPE,    NORM_RMS_ALONE, NORMS_BEFORE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_NORM,    1, 15, INITIAL_ZERO_OUT) \
+  X(ARCH_MIXTRAL,  "mixtral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_QWEN3MOE, "qwen3moe", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_OLMOE,    "olmoe",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_GLM4MOE,  "glm4moe",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
+  X(ARCH_OLMO2,    "olmo2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2) \
+  X(ARCH_GEMMA2,   "gemma2",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0, 30, INITIAL_GPT2) \
+  X(ARCH_GRANITE,  "granite",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2)
 // clang-format on
 typedef enum { ARCHITECTURES(WORDS_VALUE) ARCH_COUNT } Arch;
 
@@ -95,12 +104,14 @@ typedef struct {
     const char* word;
     PositionsKind positions;
     NormKind norm;
+    NormsPlace norms;
     HeadsKind heads;
     ActivationKind activation;
     BiasesKind biases;
     WindowsKind windows;
     RouterKind router;
-    int has_embedding_norm, has_head;
+    EmbeddingKind embedding;
+    int has_head;
     float softcap;
     InitialWeights initial;
 } Architecture;
@@ -148,11 +159,18 @@ typedef struct {
     uint8_t windows[(MODEL_MAX_LAYERS + 7) / 8]; // bit l: layer l has the window
     float norm_eps;                              // 0: 1e-5
     float softcap;                               // 0: none
+    float embedding_factor, residual_factor;     // of embeddings, of what a branch adds; 0: 1
+    float logits_divisor;                        // 0: 1
+    float attention_scale, attention_softcap;    // of scores; 0: 1 / sqrt(HS); none
     float rope_base;                             // 0: 10000
     int rope_dims;                               // channels of a head that turn; 0: all
     RopeScaling scaling;
-    InitialWeights initial; // random weights; files do not have it
-    ModelPart part;         // of a larger model; files do not have it
+    RopeFactors rope_factors;   // ROPE_LONG: of the pairs that turn
+    float window_rope_base;     // of layers with a window; 0: all layers have the same positions
+    RopeScaling window_scaling; // with it
+    uint8_t unrotated[(MODEL_MAX_LAYERS + 7) / 8]; // bit l: layer l has no rotary positions
+    InitialWeights initial;                        // random weights; files do not have it
+    ModelPart part;                                // of a larger model; files do not have it
 } ModelConfig;
 
 // Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of
@@ -246,14 +264,41 @@ static inline int model_widest(ModelConfig cfg) {
 
 static inline NormKind model_norm(ModelConfig cfg) { return model_architecture(cfg.arch)->norm; }
 static inline float model_norm_eps(ModelConfig cfg) { return cfg.norm_eps > 0 ? cfg.norm_eps : 1e-5f; }
+
+// Return what is added to each weight of a norm, and 1 if branches have a norm before them, or
+// after.
+static inline float model_norm_offset(ModelConfig cfg) { return (float)norm_parts(model_norm(cfg)).offset; }
+static inline int model_has_norms_before(ModelConfig cfg) {
+    return model_architecture(cfg.arch)->norms != NORMS_AFTER;
+}
+static inline int model_has_norms_after(ModelConfig cfg) {
+    return model_architecture(cfg.arch)->norms != NORMS_BEFORE;
+}
+
+// Return the factors of embeddings, before rounding, of what a branch adds to the stream, and of
+// logits.
+static inline float model_embedding_factor(ModelConfig cfg) {
+    return model_architecture(cfg.arch)->embedding == EMBEDDING_ROOT ? sqrtf((float)cfg.C)
+           : cfg.embedding_factor > 0                                ? cfg.embedding_factor
+                                                                     : 1;
+}
+static inline float model_residual_factor(ModelConfig cfg) {
+    return cfg.residual_factor > 0 ? cfg.residual_factor : 1;
+}
+static inline float model_logits_factor(ModelConfig cfg) {
+    return cfg.logits_divisor > 0 ? 1 / cfg.logits_divisor : 1;
+}
 static inline float model_rope_base(ModelConfig cfg) { return cfg.rope_base > 0 ? cfg.rope_base : 10000.0f; }
 static inline int model_rope_dims(ModelConfig cfg) {
     return cfg.rope_dims > 0 ? cfg.rope_dims : model_head_size(cfg);
 }
 
+// Returns bit l of a list of layers.
+static inline int model_layer_bit(const uint8_t* layers, int l) { return layers[l / 8] >> l % 8 & 1; }
+
 // Returns the keys that a query of layer l sees; 0: all before it.
 static inline int model_window(ModelConfig cfg, int l) {
-    return cfg.windows[l / 8] >> l % 8 & 1 ? cfg.window : 0;
+    return model_layer_bit(cfg.windows, l) ? cfg.window : 0;
 }
 
 // clang-format off
@@ -289,6 +334,7 @@ typedef enum {
   X(knormw,   BLOCK, 1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* and of the keys */ \
   X(attprojw, BLOCK, cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
   X(attprojb, BLOCK, 1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
+  X(ln1postw, BLOCK, 1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after attention */ \
   X(ln2w,     BLOCK, 1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the MLP */ \
   X(ln2b,     BLOCK, 1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
   X(routerw,  BLOCK, w.E,                cfg.C,            0,       1,            INIT_NORMAL,        1,     ROUTER,    NONE)  /* logits of the experts */ \
@@ -299,6 +345,7 @@ typedef enum {
   X(fcprojb,  BLOCK, 1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
   X(sfcw,     BLOCK, w.G * w.Fs,         cfg.C,            0,       w.G,          INIT_NORMAL,        1,     MATRIX,    NONE)  /* of the expert that all tokens take */ \
   X(sfcprojw, BLOCK, w.shared,           w.Fs,             0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    NONE) \
+  X(ln2postw, BLOCK, 1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after the MLP */ \
   X(lnfw,     ONCE,  1,                  w.last_norm,      0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the classifier */ \
   X(lnfb,     ONCE,  1,                  w.last_norm_bias, 0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
   X(head,     ONCE,  w.head,             cfg.C,            0,       1,            INIT_VOCAB,         1,     HEAD,      WORDS) /* the classifier's weight, if it is not wte */
@@ -322,18 +369,20 @@ typedef enum {
 #define MODEL_ACTIVATIONS(X) \
   X(encoded,    1,      R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
   X(encoded_rstd, 1,    R,      BLOCK, w.embedding_rstd,    float,   LIVE_ALWAYS)  /* if the embedding has a norm */ \
-  X(ln1,        blocks, R,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
+  X(ln1,        blocks, R,      ACTIVATION, w.before_C,     floatX,  LIVE_ALWAYS) \
   X(ln1_mean,   blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
-  X(ln1_rstd,   blocks, R,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(ln1_rstd,   blocks, R,      MLP,   w.before,            float,   LIVE_ALWAYS) \
   X(qkv,        blocks, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
   X(qk_raw,     blocks, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
   X(qk_rstd,    blocks, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
   X(atty,       blocks, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
   X(att_lse,    blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(ln1post_in, blocks, R,      MLP,   w.after_C,           floatX,  LIVE_ALWAYS)  /* output of attention, if it has a norm */ \
+  X(ln1post_rstd, blocks, R,    MLP,   w.after,             float,   LIVE_ALWAYS) \
   X(residual2,  blocks, R,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
-  X(ln2,        blocks, R,      ACTIVATION, cfg.C,          floatX,  LIVE_ALWAYS) \
+  X(ln2,        blocks, R,      ACTIVATION, w.before_C,     floatX,  LIVE_ALWAYS) \
   X(ln2_mean,   blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
-  X(ln2_rstd,   blocks, R,      MLP,   1,                   float,   LIVE_ALWAYS) \
+  X(ln2_rstd,   blocks, R,      MLP,   w.before,            float,   LIVE_ALWAYS) \
   X(router_logits, blocks, N,   BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* logits of the experts; with the next five: a Router */ \
   X(chosen,     blocks, N,      BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* experts that each token takes */ \
   X(expert_rows, blocks, N,     BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* row of each of them */ \
@@ -345,6 +394,8 @@ typedef enum {
   X(fch_act,    hidden, H,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
   X(sfch,       blocks, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
   X(sfch_act,   blocks, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
+  X(ln2post_in, blocks, R,      MLP,   w.after_C,           floatX,  LIVE_ALWAYS)  /* output of the MLP, if it has a norm */ \
+  X(ln2post_rstd, blocks, R,    BLOCK, w.after,             float,   LIVE_ALWAYS) \
   X(residual3,  residuals, R,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      R,      BLOCK, w.last_C,              floatX,  LIVE_ALWAYS) \
   X(lnf_mean,   1,      R,      BLOCK, w.last_mean,         float,   LIVE_ALWAYS) \
@@ -355,6 +406,7 @@ typedef enum {
   X(kv,         cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
   X(losses,     1,      trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
   X(branch,     1,      R,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
+  X(dbranch,    1,      trained_R, BLOCK, w.dbranch,         floatX,  LIVE_PASS)  /* gradient of that output, if it has a norm or a factor */ \
   X(gathered,   1,      2 * trained, BLOCK, w.cut_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
   X(parts,      1,      N,     BLOCK, w.cut_C,           floatX,  LIVE_PASS)  /* matmul of this rank, a part of a sum */ \
   X(arrived,    1,      traveling, BLOCK, w.cut_C,  floatX,  LIVE_PASS)  /* parts of all tensor ranks, of this rank's tokens */ \
@@ -402,6 +454,7 @@ typedef struct {
     int is_last, last_C, last_mean, last_words; // sizes of what only the last stage has
     int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
+    int norm_after, before, before_C, after, after_C, dbranch; // norms of branches
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
     int cut_C, word_rows, all_words; // if tensors are cut
     int mlps, Fs, shared;            // equal matrices of an MLP's kind; of the shared expert
@@ -439,20 +492,24 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.parts = Q == K ? 3 : 2;
     w.words = model_has_first(cfg) || (model_has_last(cfg) && !cfg.has_head) ? cfg.Vp : 0;
     w.positions = kinds->positions == POSITIONS_LEARNED && model_has_first(cfg) ? cfg.max_T : 0;
-    w.norm = norm.has_weight ? cfg.C : 0;
-    w.norm_bias = norm.has_bias ? cfg.C : 0;
-    w.last_norm = model_has_last(cfg) ? w.norm : 0;
-    w.last_norm_bias = model_has_last(cfg) ? w.norm_bias : 0;
+    w.before = model_has_norms_before(cfg), w.after = model_has_norms_after(cfg);
+    w.before_C = w.before * cfg.C, w.after_C = w.after * cfg.C;
+    w.norm = norm.has_weight * w.before_C;
+    w.norm_bias = norm.has_bias * w.before_C;
+    w.norm_after = norm.has_weight * w.after_C;
+    w.dbranch = w.after || model_residual_factor(cfg) != 1 ? cfg.C : 0;
+    w.last_norm = model_has_last(cfg) && norm.has_weight ? cfg.C : 0;
+    w.last_norm_bias = model_has_last(cfg) && norm.has_bias ? cfg.C : 0;
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
     w.bias = has_biases ? cfg.C : 0;
     w.hidden_bias = has_biases ? G * F : 0;
     w.query_norm = !heads.has_weights ? 0 : heads.is_together ? Q : HS;
     w.key_norm = heads.is_together ? K : w.query_norm;
     w.head = cfg.has_head && model_has_last(cfg) ? cfg.Vp : 0;
-    w.mean = norm.has_mean;
+    w.mean = norm.has_mean * w.before;
     w.is_last = model_has_last(cfg);
     w.last_C = w.is_last * cfg.C, w.last_mean = w.is_last * norm.has_mean, w.last_words = w.is_last * cfg.Vp;
-    w.embedding_rstd = kinds->has_embedding_norm && model_has_first(cfg);
+    w.embedding_rstd = kinds->embedding == EMBEDDING_NORM && model_has_first(cfg);
     w.raw = w.query_norm > 0 ? Q + K : 0;
     w.unit_rstd = heads.keeps_rstd ? cfg.NH + model_key_heads(cfg) : 0;
     const int all_Q = Q * model_tensor_ranks(cfg);
@@ -661,9 +718,33 @@ static inline int model_padded_vocab_of_ranks(int V, int t) {
     return (V + step - 1) / step * step;
 }
 
+// Returns 1 if the rotary positions are possible for a model.
+static inline int model_check_rope_(ModelConfig cfg, const char* path, char* error) {
+    const int dims = model_rope_dims(cfg);
+    if (dims % 2 || dims > model_head_size(cfg)) {
+        return error_set(error, path,
+                         "rotary positions turn %d of %d channels of a head, wanted an even number", dims,
+                         model_head_size(cfg));
+    }
+    if (cfg.window_scaling.kind == ROPE_LONG ||
+        (cfg.scaling.kind == ROPE_LONG && dims > 2 * ROPE_MAX_FACTORS)) {
+        return error_set(
+            error, path,
+            "longrope turns %d channels of a head, or those of layers with a window only; wanted "
+            "at most %d in all layers",
+            dims, 2 * ROPE_MAX_FACTORS);
+    }
+    const int is_scaled = rope_attention(cfg.scaling) != 1 || rope_attention(cfg.window_scaling) != 1;
+    return !is_scaled || !heads_parts(model_architecture(cfg.arch)->heads).keeps_rstd ||
+           error_set(error, path,
+                     "rotary positions with an attention factor, which the norm of queries and keys in %s "
+                     "does not allow",
+                     model_architecture(cfg.arch)->word);
+}
+
 // Returns 1 if the sizes of the heads are possible for a model.
 static inline int model_check_heads_(ModelConfig cfg, const char* path, char* error) {
-    const int KV = model_key_heads(cfg), dims = model_rope_dims(cfg);
+    const int KV = model_key_heads(cfg);
     if (cfg.HS == 0 && cfg.C % cfg.NH) {
         return error_set(error, path, "%d channels in %d heads, wanted a multiple", cfg.C, cfg.NH);
     }
@@ -673,13 +754,7 @@ static inline int model_check_heads_(ModelConfig cfg, const char* path, char* er
     if (cfg.KV < 0 || KV > cfg.NH || cfg.NH % KV) {
         return error_set(error, path, "%d heads with %d heads of keys, wanted a multiple", cfg.NH, KV);
     }
-    if (model_architecture(cfg.arch)->positions == POSITIONS_ROPE &&
-        (dims % 2 || dims > model_head_size(cfg))) {
-        return error_set(error, path,
-                         "rotary positions turn %d of %d channels of a head, wanted an even number", dims,
-                         model_head_size(cfg));
-    }
-    return 1;
+    return model_architecture(cfg.arch)->positions != POSITIONS_ROPE || model_check_rope_(cfg, path, error);
 }
 
 // Returns 1 if the experts are possible for a model of this architecture.
@@ -825,7 +900,7 @@ static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, u
                         (row->init == INIT_VOCAB && r >= (size_t)cfg.V) ||
                         (is_out && cfg.initial == INITIAL_ZERO_OUT);
     if (is_zero || row->init == INIT_ONE) {
-        return is_zero ? 0.0f : 1.0f;
+        return is_zero ? 0.0f : 1 - model_norm_offset(cfg);
     }
     const double std = model_initial_std(row, cfg);
     const uint64_t index = (l * row->rows + r) * row->cols + c;

@@ -29,7 +29,7 @@ extern "C" {
 // layers that exist.
 ModelConfig model_part_of(ModelConfig whole, ModelPart part);
 
-// Returns the sizes of the model that a part belongs to, except its windows.
+// Returns the sizes of the model that a part belongs to, except its lists of layers.
 ModelConfig model_of_part(ModelConfig own);
 
 // Returns the reason why t ranks cannot cut a model into parts of a multiple of `unit` columns;
@@ -59,13 +59,13 @@ PartRun part_run(const TensorRow* row, ModelConfig whole, ModelPart part, size_t
 
 // ---- sizes ----
 
-static void part_shift_windows_(ModelConfig* cfg, ModelPart part) {
-    const ModelConfig whole = *cfg;
-    memset(cfg->windows, 0, sizeof(cfg->windows));
+// Keeps the bits of the part's layers in a list of layers.
+static void part_shift_layers_(uint8_t layers[(MODEL_MAX_LAYERS + 7) / 8], ModelPart part) {
+    uint8_t own[(MODEL_MAX_LAYERS + 7) / 8] = {0};
     for (int l = 0; l < part.layers; l++) {
-        const int from = part.first_layer + l, has_window = whole.windows[from / 8] >> from % 8 & 1;
-        cfg->windows[l / 8] |= (uint8_t)(has_window << l % 8);
+        own[l / 8] |= (uint8_t)(model_layer_bit(layers, part.first_layer + l) << l % 8);
     }
+    memcpy(layers, own, sizeof(own));
 }
 
 ModelConfig model_part_of(ModelConfig whole, ModelPart part) {
@@ -80,7 +80,8 @@ ModelConfig model_part_of(ModelConfig whole, ModelPart part) {
     }
     if (part.layers > 0) {
         cfg.L = part.layers;
-        part_shift_windows_(&cfg, part);
+        part_shift_layers_(cfg.windows, part);
+        part_shift_layers_(cfg.unrotated, part);
     }
     cfg.part = part;
     return cfg;

@@ -24,19 +24,21 @@ typedef struct {
 } ModelPreset;
 
 static inline const ModelPreset* model_presets(int* count) {
+#define UNSCALED_                                                                                            \
+    { ROPE_PLAIN, 0, 0, 0, 0, 0, 0 }
 #define GPT_(name, L, C, NH, max_T)                                                                          \
-    { name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, {ROPE_PLAIN, 0, 0, 0, 0}, 0, 0 }
+    { name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, UNSCALED_, 0, 0 }
 #define MODEL_(name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base)                               \
-    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, {ROPE_PLAIN, 0, 0, 0, 0}, 0, 0 }
+    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, UNSCALED_, 0, 0 }
 #define EXPERTS_(name, arch, L, C, NH, KV, HS, F, E, E_used, max_T, V, has_head, eps, base)                  \
-    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, {ROPE_PLAIN, 0, 0, 0, 0}, E, E_used }
+    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, UNSCALED_, E, E_used }
 #define LLAMA3_(name, L, C, NH, KV, F, has_head, factor)                                                     \
     {                                                                                                        \
         name, ARCH_LLAMA, L, C, NH, KV, 0, F, 131072, 128256, has_head, 1e-5f, 5e5f, 0,                      \
-            {ROPE_LLAMA3, factor, 1, 4, 8192}, 0, 0                                                          \
+            {ROPE_LLAMA3, factor, 1, 4, 8192, 0, 0}, 0, 0                                                    \
     }
 #define NANOCHAT_(name, L, C, NH, max_T, V)                                                                  \
-    { name, ARCH_NANOCHAT, L, C, NH, 0, 0, 0, max_T, V, 1, 1e-6f, 1e4f, 15, {ROPE_PLAIN, 0, 0, 0, 0}, 0, 0 }
+    { name, ARCH_NANOCHAT, L, C, NH, 0, 0, 0, max_T, V, 1, 1e-6f, 1e4f, 15, UNSCALED_, 0, 0 }
     // clang-format off
     static const ModelPreset models[] = {
         GPT_("gpt2:d6",      6,   384,  6, 1024), GPT_("gpt2:d12",    12,   768, 12, 1024), // d12: GPT-2 124M
@@ -78,6 +80,7 @@ static inline const ModelPreset* model_presets(int* count) {
         NANOCHAT_("speedrun", 12, 768, 6, 1024, 0), // it also has a recipe (recipes.h)
     };
     // clang-format on
+#undef UNSCALED_
 #undef GPT_
 #undef MODEL_
 #undef EXPERTS_

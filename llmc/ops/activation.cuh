@@ -92,22 +92,42 @@ __global__ void activation_backward_kernel(T* dinp, const T* dout, const T* inp,
     }
 }
 
-// ---- SwiGLU: WIDTH elements of a row at a time, a pack or 1 ----
+// ---- with a gate: WIDTH elements of a row at a time, a pack or 1 ----
 
-// SwiGLU and its two derivatives. e is finite, as in gelu_slope_.
+// The activation of a gate, and its slope. e is finite, as in gelu_slope_.
 typedef struct {
-    float out, by_gate, by_up;
-} SwigluGpu;
+    float value, slope;
+} GateGpu;
 
-__device__ inline SwigluGpu swiglu_at(float gate, float up) {
-    const float e = __expf(fminf(-gate, 87.0f)), s = __fdividef(1.0f, 1.0f + e), swish = gate * s;
-    const SwigluGpu y = {swish * up, up * (s + swish * (e * s)), swish};
+__device__ inline GateGpu silu_gate_(float x) {
+    const float e = __expf(fminf(-x, 87.0f)), s = __fdividef(1.0f, 1.0f + e), value = x * s;
+    const GateGpu y = {value, s + value * (e * s)};
     return y;
 }
 
-struct swiglu_activation_ {
-    static constexpr int GATES = 2;
-};
+__device__ inline GateGpu gelu_gate_(float x) {
+    const float e = __expf(fminf(gelu_exponent_(x), 87.0f)), s = __fdividef(1.0f, 1.0f + e), value = x * s;
+    const GateGpu y = {value, s + 2.0f * value * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x)};
+    return y;
+}
+
+// An activation with a gate, and its two derivatives.
+typedef struct {
+    float out, by_gate, by_up;
+} GatedGpu;
+
+__device__ inline GatedGpu gated_of_(GateGpu gate, float up) {
+    const GatedGpu y = {gate.value * up, up * gate.slope, gate.value};
+    return y;
+}
+
+// Functions of a gate and a value in a class, for the kernels.
+#define ACTIVATION_GATED_CLASS_(kind, word, name, of)                                                        \
+    struct name##_activation_ {                                                                              \
+        static constexpr int GATES = 2;                                                                      \
+        static __device__ GatedGpu at(float gate, float up) { return gated_of_(of##_gate_(gate), up); }      \
+    };
+ACTIVATIONS_GATED(ACTIVATION_GATED_CLASS_)
 
 template <int WIDTH, class T> __device__ inline Pack<T> activation_load_(const T* from) {
     if constexpr (WIDTH == 1) {
@@ -132,7 +152,8 @@ template <int WIDTH, class T> __device__ inline void activation_store_(T* to, co
 // moves  2 N F in, N F out. Bound by memory.
 // order  fixed: no sums.
 // needs  F a multiple of WIDTH; aligned addresses if WIDTH is a pack
-template <class T, int WIDTH> __global__ void swiglu_forward_kernel(T* act, const T* pre, size_t n, int F) {
+template <class T, class ACTIVATION, int WIDTH>
+__global__ void gated_forward_kernel(T* act, const T* pre, size_t n, int F) {
     const size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDTH;
     if (at < n) {
         const T* gates = pre + at / F * 2 * F + at % F;
@@ -140,7 +161,7 @@ template <class T, int WIDTH> __global__ void swiglu_forward_kernel(T* act, cons
         Pack<T> out = {};
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
-            out[i] = from_float<T>(swiglu_at(to_float(gate[i]), to_float(up[i])).out);
+            out[i] = from_float<T>(ACTIVATION::at(to_float(gate[i]), to_float(up[i])).out);
         }
         activation_store_<WIDTH>(act + at, out);
     }
@@ -150,9 +171,9 @@ template <class T, int WIDTH> __global__ void swiglu_forward_kernel(T* act, cons
 // grid   ceil(N F / (256 WIDTH))      block   256      shared   none
 // moves  3 N F in, 2 N F out. Bound by memory.
 // order  fixed: no sums.
-// needs  as swiglu_forward_kernel
-template <class T, int WIDTH>
-__global__ void swiglu_backward_kernel(T* dpre, const T* dact, const T* pre, size_t n, int F) {
+// needs  as gated_forward_kernel
+template <class T, class ACTIVATION, int WIDTH>
+__global__ void gated_backward_kernel(T* dpre, const T* dact, const T* pre, size_t n, int F) {
     const size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDTH;
     if (at < n) {
         const size_t first = at / F * 2 * F + at % F;
@@ -161,7 +182,7 @@ __global__ void swiglu_backward_kernel(T* dpre, const T* dact, const T* pre, siz
         Pack<T> dgate = {}, dup = {};
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
-            const SwigluGpu y = swiglu_at(to_float(gate[i]), to_float(up[i]));
+            const GatedGpu y = ACTIVATION::at(to_float(gate[i]), to_float(up[i]));
             dgate[i] = from_float<T>(to_float(d[i]) * y.by_gate);
             dup[i] = from_float<T>(to_float(d[i]) * y.by_up);
         }
@@ -180,7 +201,7 @@ template <class T, class ACTIVATION> __device__ inline Pack<T> activation_pack_(
         const Pack<T> up = load_pack_once(pre + F + c);
 #pragma unroll
         for (int i = 0; i < Pack<T>::SIZE; i++) {
-            out[i] = from_float<T>(swiglu_at(to_float(x[i]), to_float(up[i])).out);
+            out[i] = from_float<T>(ACTIVATION::at(to_float(x[i]), to_float(up[i])).out);
         }
     } else {
 #pragma unroll
@@ -200,7 +221,7 @@ __device__ inline void activation_slopes_(Pack<T> (&dpre)[ACTIVATION::GATES], co
         const Pack<T> up = load_pack_once(pre + F + c);
 #pragma unroll
         for (int i = 0; i < Pack<T>::SIZE; i++) {
-            const SwigluGpu y = swiglu_at(to_float(x[i]), to_float(up[i]));
+            const GatedGpu y = ACTIVATION::at(to_float(x[i]), to_float(up[i]));
             dpre[0][i] = from_float<T>(to_float(d[i]) * y.by_gate);
             dpre[1][i] = from_float<T>(to_float(d[i]) * y.by_up);
         }
@@ -288,17 +309,23 @@ static inline unsigned activation_blocks_(size_t n, size_t pack) {
     return (unsigned)ceil_div(n, ACTIVATION_THREADS * pack);
 }
 
-template <class T, int WIDTH>
-static inline void swiglu_launch_forward_(T* act, const T* pre, size_t n, size_t F, const Gpu* gpu) {
-    launch(swiglu_forward_kernel<T, WIDTH>, activation_blocks_(n, WIDTH), ACTIVATION_THREADS, 0, gpu, act,
-           pre, n, (int)F);
+template <class T, class ACTIVATION>
+static inline void gated_launch_forward_(T* act, const T* pre, size_t n, size_t F, int aligned,
+                                         const Gpu* gpu) {
+    const int packs = aligned && F % Pack<T>::SIZE == 0;
+    launch(packs ? gated_forward_kernel<T, ACTIVATION, Pack<T>::SIZE>
+                 : gated_forward_kernel<T, ACTIVATION, 1>,
+           activation_blocks_(n, packs ? Pack<T>::SIZE : 1), ACTIVATION_THREADS, 0, gpu, act, pre, n, (int)F);
 }
 
-template <class T, int WIDTH>
-static inline void swiglu_launch_backward_(T* dpre, const T* dact, const T* pre, size_t n, size_t F,
-                                           const Gpu* gpu) {
-    launch(swiglu_backward_kernel<T, WIDTH>, activation_blocks_(n, WIDTH), ACTIVATION_THREADS, 0, gpu, dpre,
-           dact, pre, n, (int)F);
+template <class T, class ACTIVATION>
+static inline void gated_launch_backward_(T* dpre, const T* dact, const T* pre, size_t n, size_t F,
+                                          int aligned, const Gpu* gpu) {
+    const int packs = aligned && F % Pack<T>::SIZE == 0;
+    launch(packs ? gated_backward_kernel<T, ACTIVATION, Pack<T>::SIZE>
+                 : gated_backward_kernel<T, ACTIVATION, 1>,
+           activation_blocks_(n, packs ? Pack<T>::SIZE : 1), ACTIVATION_THREADS, 0, gpu, dpre, dact, pre, n,
+           (int)F);
 }
 
 template <class T>
@@ -317,9 +344,12 @@ static inline void activation_forward(T* act, const T* pre, size_t N, size_t F, 
         break;
         ACTIVATIONS_PLAIN(ACTIVATION_LAUNCH_)
 #undef ACTIVATION_LAUNCH_
-    case ACTIVATION_SWIGLU:
-        (aligned && F % Pack<T>::SIZE == 0 ? swiglu_launch_forward_<T, Pack<T>::SIZE>
-                                           : swiglu_launch_forward_<T, 1>)(act, pre, n, F, gpu);
+#define ACTIVATION_LAUNCH_(KIND, word, name, ...)                                                            \
+    case KIND:                                                                                               \
+        gated_launch_forward_<T, name##_activation_>(act, pre, n, F, aligned, gpu);                          \
+        break;
+        ACTIVATIONS_GATED(ACTIVATION_LAUNCH_)
+#undef ACTIVATION_LAUNCH_
     }
 }
 
@@ -339,9 +369,12 @@ static inline void activation_backward(T* dpre, const T* dact, const T* pre, siz
         break;
         ACTIVATIONS_PLAIN(ACTIVATION_LAUNCH_)
 #undef ACTIVATION_LAUNCH_
-    case ACTIVATION_SWIGLU:
-        (aligned && F % Pack<T>::SIZE == 0 ? swiglu_launch_backward_<T, Pack<T>::SIZE>
-                                           : swiglu_launch_backward_<T, 1>)(dpre, dact, pre, n, F, gpu);
+#define ACTIVATION_LAUNCH_(KIND, word, name, ...)                                                            \
+    case KIND:                                                                                               \
+        gated_launch_backward_<T, name##_activation_>(dpre, dact, pre, n, F, aligned, gpu);                  \
+        break;
+        ACTIVATIONS_GATED(ACTIVATION_LAUNCH_)
+#undef ACTIVATION_LAUNCH_
     }
 }
 
@@ -372,7 +405,7 @@ static inline void activation_forward_codes(E4m3Rows codes, T* act, const T* pre
         return;
     }
     switch (kind) {
-#define ACTIVATION_LAUNCH_(KIND, word, name)                                                                 \
+#define ACTIVATION_LAUNCH_(KIND, word, name, ...)                                                            \
     case KIND:                                                                                               \
         activation_launch_rows_(activation_rows_forward_kernel<T, name##_activation_>, threads, N, gpu,      \
                                 codes, act, pre, rows, cols);                                                \
@@ -395,7 +428,7 @@ static inline void activation_backward_codes(E4m3Rows codes, T* dpre, const T* d
         return;
     }
     switch (kind) {
-#define ACTIVATION_LAUNCH_(KIND, word, name)                                                                 \
+#define ACTIVATION_LAUNCH_(KIND, word, name, ...)                                                            \
     case KIND:                                                                                               \
         activation_launch_rows_(activation_rows_backward_kernel<T, name##_activation_>, threads, N, gpu,     \
                                 codes, dpre, dact, pre, rows, cols);                                         \

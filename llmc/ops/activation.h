@@ -6,6 +6,8 @@ activation.h -- the activation of an MLP's hidden layer: the contract, and the C
                         with s = sigmoid(2v), which loses no digits near 0
     ACTIVATION_SWIGLU   act = g s u                       s = sigmoid(g)
                         d act / d g = u s (1 + g (1 - s))     d act / d u = g s
+    ACTIVATION_GEGLU    act = GELU(g) u
+                        d act / d g = u GELU'(g)              d act / d u = GELU(g)
     ACTIVATION_RELU2    act = max(x, 0)^2                 d act / d x = 2 max(x, 0)
 
     act, dact    (N, F)
@@ -38,19 +40,21 @@ extern "C" {
     X(ACTIVATION_GELU, "GELU", gelu) \
     X(ACTIVATION_RELU2, "squared ReLU", relu2)
 
-// Activations of a gate and a value.
+// X(kind, word, name, gate): a value times the activation of a gate, which GATE_vec and GATE_precise_
+// here, and GATE_gate_ in activation.cuh compute.
 #define ACTIVATIONS_GATED(X) \
-    X(ACTIVATION_SWIGLU, "SwiGLU", swiglu)
+    X(ACTIVATION_SWIGLU, "SwiGLU", swiglu, silu) \
+    X(ACTIVATION_GEGLU, "GeGLU", geglu, gelu)
 // clang-format on
 
-#define ACTIVATION_VALUE_(kind, word, name) kind,
-#define ACTIVATION_WORD_(kind, word, name)                                                                   \
+#define ACTIVATION_VALUE_(kind, ...) kind,
+#define ACTIVATION_WORD_(kind, word, ...)                                                                    \
     case kind:                                                                                               \
         return word;
-#define ACTIVATION_CASE_(kind, word, name) case kind:
+#define ACTIVATION_CASE_(kind, ...) case kind:
 
 typedef enum { ACTIVATIONS_PLAIN(ACTIVATION_VALUE_) ACTIVATIONS_GATED(ACTIVATION_VALUE_) } ActivationKind;
-#define ACTIVATION_ONE_(kind, word, name) +1
+#define ACTIVATION_ONE_(...) +1
 #define ACTIVATION_COUNT (0 ACTIVATIONS_PLAIN(ACTIVATION_ONE_) ACTIVATIONS_GATED(ACTIVATION_ONE_))
 
 static inline const char* activation_word(ActivationKind kind) {
@@ -102,25 +106,35 @@ ALWAYS_INLINE ActivationVec relu2_vec(Vec x) {
     return y;
 }
 
-// SwiGLU and its two derivatives, of LANES elements.
-typedef struct {
-    Vec out, by_gate, by_up;
-} SwigluVec;
+// Returns exp(-x), finite. Then s = 1 / (1 + e) and 1 - s = e s.
+ALWAYS_INLINE Vec silu_exp_(Vec x) { return vec_exp2(vec_min(vec_all(126.0f), -LOG2_E * x)); }
 
-// Returns exp(-gate), finite. Then s = 1 / (1 + e) and 1 - s = e s.
-ALWAYS_INLINE Vec swiglu_exp_(Vec gate) { return vec_exp2(vec_min(vec_all(126.0f), -LOG2_E * gate)); }
-
-ALWAYS_INLINE SwigluVec swiglu_of_(Vec gate, Vec up, Vec e, Vec s) {
-    const Vec swish = gate * s;
-    const SwigluVec y = {swish * up, up * (s + swish * (e * s)), swish};
+ALWAYS_INLINE ActivationVec silu_of_(Vec x, Vec e, Vec s) {
+    const Vec out = x * s;
+    const ActivationVec y = {out, s + out * (e * s)};
     return y;
 }
 
-// Returns SwiGLU by an approximate reciprocal: precise to about 2e-7.
-ALWAYS_INLINE SwigluVec swiglu_vec(Vec gate, Vec up) {
-    const Vec e = swiglu_exp_(gate);
-    return swiglu_of_(gate, up, e, vec_reciprocal(1.0f + e));
+// Returns the gate of SwiGLU by an approximate reciprocal: precise to about 2e-7.
+ALWAYS_INLINE ActivationVec silu_vec(Vec x) {
+    const Vec e = silu_exp_(x);
+    return silu_of_(x, e, vec_reciprocal(1.0f + e));
 }
+
+// An activation with a gate and its two derivatives, of LANES elements.
+typedef struct {
+    Vec out, by_gate, by_up;
+} GatedVec;
+
+ALWAYS_INLINE GatedVec gated_of_(ActivationVec gate, Vec up) {
+    const GatedVec y = {gate.out * up, up * gate.derivative, gate.out};
+    return y;
+}
+
+// Define NAME_vec(gate, up) of each.
+#define ACTIVATION_GATED_VEC_(kind, word, name, of)                                                          \
+    ALWAYS_INLINE GatedVec name##_vec(Vec gate, Vec up) { return gated_of_(of##_vec(gate), up); }
+ACTIVATIONS_GATED(ACTIVATION_GATED_VEC_)
 
 void activation_forward_cpu(float* act, const float* pre, size_t N, size_t F, ActivationKind kind);
 
@@ -147,6 +161,11 @@ ALWAYS_INLINE ActivationVec gelu_precise_(Vec x) {
 }
 
 ALWAYS_INLINE ActivationVec relu2_precise_(Vec x) { return relu2_vec(x); }
+
+ALWAYS_INLINE ActivationVec silu_precise_(Vec x) {
+    const Vec e = silu_exp_(x);
+    return silu_of_(x, e, 1.0f / (1.0f + e));
+}
 
 // Loads LANES elements, or the last n of an array, filled up with zeros.
 ALWAYS_INLINE Vec activation_load_(const float* p, size_t n) {
@@ -183,33 +202,31 @@ ALWAYS_INLINE void activation_store_(float* p, Vec v, size_t n) {
     }
 ACTIVATIONS_PLAIN(ACTIVATION_PASSES_)
 
-// Returns SwiGLU of columns i, i + 1, ... of a row.
-ALWAYS_INLINE SwigluVec swiglu_at_(const float* row, size_t i, size_t F) {
-    const Vec gate = activation_load_(row + i, F - i), up = activation_load_(row + F + i, F - i),
-              e = swiglu_exp_(gate);
-    return swiglu_of_(gate, up, e, 1.0f / (1.0f + e));
-}
-
-static void swiglu_forward_(float* act, const float* pre, size_t N, size_t F) {
-#pragma omp parallel for schedule(static)
-    for (size_t n = 0; n < N; n++) {
-        for (size_t i = 0; i < F; i += LANES) {
-            activation_store_(act + n * F + i, swiglu_at_(pre + 2 * n * F, i, F).out, F - i);
-        }
+// Defines both passes of an activation of a gate and a value, and NAME_at_ of columns i, i + 1, ...
+// of a row.
+#define ACTIVATION_GATED_PASSES_(kind, word, name, of)                                                       \
+    ALWAYS_INLINE GatedVec name##_at_(const float* row, size_t i, size_t F) {                                \
+        return gated_of_(of##_precise_(activation_load_(row + i, F - i)),                                    \
+                         activation_load_(row + F + i, F - i));                                              \
+    }                                                                                                        \
+    static void name##_forward_(float* act, const float* pre, size_t N, size_t F) {                          \
+        _Pragma("omp parallel for schedule(static)") for (size_t n = 0; n < N; n++) {                        \
+            for (size_t i = 0; i < F; i += LANES) {                                                          \
+                activation_store_(act + n * F + i, name##_at_(pre + 2 * n * F, i, F).out, F - i);            \
+            }                                                                                                \
+        }                                                                                                    \
+    }                                                                                                        \
+    static void name##_backward_(float* dpre, const float* dact, const float* pre, size_t N, size_t F) {     \
+        _Pragma("omp parallel for schedule(static)") for (size_t n = 0; n < N; n++) {                        \
+            for (size_t i = 0; i < F; i += LANES) {                                                          \
+                const GatedVec y = name##_at_(pre + 2 * n * F, i, F);                                        \
+                const Vec d = activation_load_(dact + n * F + i, F - i);                                     \
+                activation_store_(dpre + 2 * n * F + i, d * y.by_gate, F - i);                               \
+                activation_store_(dpre + 2 * n * F + F + i, d * y.by_up, F - i);                             \
+            }                                                                                                \
+        }                                                                                                    \
     }
-}
-
-static void swiglu_backward_(float* dpre, const float* dact, const float* pre, size_t N, size_t F) {
-#pragma omp parallel for schedule(static)
-    for (size_t n = 0; n < N; n++) {
-        for (size_t i = 0; i < F; i += LANES) {
-            const SwigluVec y = swiglu_at_(pre + 2 * n * F, i, F);
-            const Vec d = activation_load_(dact + n * F + i, F - i);
-            activation_store_(dpre + 2 * n * F + i, d * y.by_gate, F - i);
-            activation_store_(dpre + 2 * n * F + F + i, d * y.by_up, F - i);
-        }
-    }
-}
+ACTIVATIONS_GATED(ACTIVATION_GATED_PASSES_)
 
 void swiglu_row_cpu(float* act, const float* pre, float scale, size_t F) {
     for (size_t i = 0; i < F; i += LANES) {
@@ -220,7 +237,7 @@ void swiglu_row_cpu(float* act, const float* pre, float scale, size_t F) {
 float swiglu_row_backward_cpu(float* dpre, const float* dact, const float* pre, float scale, size_t F) {
     Vec sum = vec_all(0.0f);
     for (size_t i = 0; i < F; i += LANES) {
-        const SwigluVec y = swiglu_at_(pre, i, F);
+        const GatedVec y = swiglu_at_(pre, i, F);
         const Vec d = activation_load_(dact + i, F - i), scaled = scale * d;
         sum += d * y.out; // beyond F, d is 0
         activation_store_(dpre + i, scaled * y.by_gate, F - i);
@@ -229,11 +246,11 @@ float swiglu_row_backward_cpu(float* dpre, const float* dact, const float* pre, 
     return vec_hsum(sum);
 }
 
-#define ACTIVATION_FORWARD_(kind, word, name)                                                                \
+#define ACTIVATION_FORWARD_(kind, word, name, ...)                                                           \
     case kind:                                                                                               \
         name##_forward_(act, pre, N, F);                                                                     \
         break;
-#define ACTIVATION_BACKWARD_(kind, word, name)                                                               \
+#define ACTIVATION_BACKWARD_(kind, word, name, ...)                                                          \
     case kind:                                                                                               \
         name##_backward_(dpre, dact, pre, N, F);                                                             \
         break;

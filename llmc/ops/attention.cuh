@@ -12,9 +12,10 @@ With gathered keys, chunks are multiples of ATTENTION_ROW_ALIGN tokens, and dbia
 lacks the other ranks' part.
 
 attention_mma.cuh has the kernels. With AttentionInstructions BY_WGMMA, attention_wgmma.cuh replaces
-them for heads whose rows are multiples of 16 bytes, in 16 bits, on GPUs that have wgmma. It sums in
-another order, so the bits differ. With USE_CUDNN, attention_cudnn.cuh replaces them where it can,
-but not for gathered keys.
+them for heads whose rows are multiples of 16 bytes, in 16 bits, on GPUs that have wgmma; for heads
+wider than 128 only in the forward pass. It sums in another order, so the bits differ. With
+USE_CUDNN, attention_cudnn.cuh replaces them where it can, but neither for gathered keys nor for
+capped scores.
 
 Generation has its own kernel for one query per sequence, with one block per head. It reads
 positions on the GPU, so a step can be one CUDA graph.
@@ -65,6 +66,8 @@ static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, A
         (unsigned*)memory_take(memory, "scratch: attention's tiles", MEMORY_DEVICE, sizeof(unsigned));
     scratch->by = ATTENTION_DEFAULT;
     scratch->way = 0;
+    scratch->HS = sizes.HS;
+    scratch->is_capped = sizes.cap > 0;
 }
 
 static inline void attention_gpu_by(AttentionFlash* scratch, AttentionInstructions by) { scratch->by = by; }
@@ -86,7 +89,7 @@ static inline AttentionInstructions attention_instructions_(const AttentionFlash
 template <class X>
 static inline int attention_ways(const AttentionFlash* scratch, AttentionSizes sizes, int is_backward) {
     const int races = scratch->by == ATTENTION_RACED || scratch->by == ATTENTION_BY_WGMMA,
-              is_possible = PTX_HAS_WGMMA && races && sizeof(X) == 2 && sizes.HS % 8 == 0 && sizes.HS <= 128;
+              is_possible = PTX_HAS_WGMMA && races && sizeof(X) == 2 && sizes.HS % 8 == 0;
     return is_possible ? 1 + attention_wgmma_tilings(sizes, is_backward) : 1;
 }
 
@@ -99,7 +102,11 @@ static inline float* attention_sums(const AttentionFlash* scratch) { return scra
 
 // Returns a note on attention for the start of a run.
 static inline const char* attention_note(const AttentionFlash* scratch) {
-    return scratch->by == ATTENTION_BY_WGMMA ? "by wgmma" : "";
+    const int by_wgmma = scratch->by == ATTENTION_BY_WGMMA, is_wide = scratch->HS > attention_wgmma_widest(1);
+    if (is_wide) {
+        return by_wgmma ? "wide heads, forward by wgmma, backward by mma" : "wide heads by mma";
+    }
+    return by_wgmma ? "by wgmma" : scratch->is_capped ? "capped scores by mma" : "";
 }
 
 // ---- launchers ----
@@ -123,11 +130,41 @@ static inline const char* attention_note(const AttentionFlash* scratch) {
         ATTENTION_CASE_(HS, 64, 80, __VA_ARGS__)                                                             \
         ATTENTION_CASE_(HS, 80, 96, __VA_ARGS__)                                                             \
         ATTENTION_CASE_(HS, 96, 128, __VA_ARGS__)                                                            \
+        ATTENTION_CASE_(HS, 128, 256, __VA_ARGS__)                                                           \
     } while (0)
 
-// Returns the width of the kernel with documents. Only these widths exist: each takes seconds to
-// compile, and at W = 96 one would spill.
-constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : 128; }
+// Return the width of the kernel with documents, and of the one that caps scores. Only these widths
+// exist: each takes seconds to compile, and at W = 96 one would spill.
+constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : W <= 128 ? 128 : 256; }
+constexpr int attention_capped_width_(int W) {
+    return W > 64 ? attention_documents_width_(W) : ATTENTION_WIDEST < 64 ? ATTENTION_WIDEST : 64;
+}
+
+// The kernel for a pass: its width of heads, and its mask.
+template <int W_, AttentionMask MASK_> struct AttentionKernel_ {
+    static constexpr int W = W_;
+    static constexpr AttentionMask MASK = MASK_;
+};
+
+// The only place that chooses kernels by mma. Calls use(kernel) with an AttentionKernel_ for heads
+// that take a width of W.
+template <int W, class X, class Use>
+static inline void attention_choose_(const AttentionPassGpu<X>* pass, Use use) {
+    constexpr int WD = attention_documents_width_(W);
+    if (pass->sizes.cap > 0) {
+        use(AttentionKernel_<attention_capped_width_(W), ATTENTION_CAPPED>());
+    } else if constexpr (W > 128) {
+        use(AttentionKernel_<W, ATTENTION_GENERAL>());
+    } else if (pass->kv && pass->starts) {
+        use(AttentionKernel_<WD, ATTENTION_GENERAL>());
+    } else if (pass->kv) {
+        use(AttentionKernel_<W, ATTENTION_GENERAL>());
+    } else if (pass->starts) {
+        use(AttentionKernel_<WD, ATTENTION_DOCUMENTS>());
+    } else {
+        use(AttentionKernel_<W, ATTENTION_CAUSAL>());
+    }
+}
 
 template <class X, int W, AttentionMask MASK>
 static inline void attention_forward_(const AttentionPassGpu<X>* pass, AttentionSize size, const Gpu* gpu) {
@@ -135,7 +172,7 @@ static inline void attention_forward_(const AttentionPassGpu<X>* pass, Attention
     const unsigned grid = attention_grid(&size, size.T, (size_t)pass->sizes.B * size.NH,
                                          16 * ATTENTION_WARPS * Tiling::FORWARD_M);
     launch(attention_forward_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu,
-           pass->out, pass->lse, pass->qkv, pass->kv, pass->starts, size);
+           pass->out, pass->lse, pass->qkv, attention_general_keys(pass), pass->starts, size);
 }
 
 // Returns the sizes for kernels, after checks that both passes need.
@@ -145,7 +182,9 @@ template <class X> static inline AttentionSize attention_checked_(const Attentio
     } else {
         assert(pass->sizes.chunks.last == 0);
     }
-    return attention_size(pass->sizes);
+    AttentionSize size = attention_size(pass->sizes);
+    size.key_row = pass->kv ? 2 * size.K : size.Q + 2 * size.K;
+    return size;
 }
 
 // Gathered keys take the widths of the kernels for whole sequences, so that the bits are the same.
@@ -155,18 +194,15 @@ static inline void attention_forward(const AttentionPassGpu<X>* pass, const Atte
     AttentionSize size = attention_checked_(pass);
     size.packs = attention_packs<X>(size.HS, pass->out, pass->qkv, pass->kv, NULL);
     if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
-        if (attention_by_wgmma<X>(attention_instructions_(scratch), size)) {
+        if (attention_by_wgmma<X>(attention_instructions_(scratch), size, 0)) {
             attention_wgmma_forward(pass, scratch, size, gpu);
             return;
         }
     }
-    ATTENTION_DISPATCH_(size.HS, constexpr int WD = attention_documents_width_(W);
-                        const auto forward = pass->kv && pass->starts
-                                                 ? attention_forward_<X, WD, ATTENTION_GATHERED>
-                                             : pass->kv     ? attention_forward_<X, W, ATTENTION_GATHERED>
-                                             : pass->starts ? attention_forward_<X, WD, ATTENTION_DOCUMENTS>
-                                                            : attention_forward_<X, W, ATTENTION_CAUSAL>;
-                        forward(pass, size, gpu));
+    ATTENTION_DISPATCH_(size.HS, attention_choose_<W>(pass, [&](auto kernel) {
+                            typedef decltype(kernel) Kernel;
+                            attention_forward_<X, Kernel::W, Kernel::MASK>(pass, size, gpu);
+                        }));
 }
 
 // Launches both kernels; returns the number of tiles of a sequence.
@@ -176,16 +212,24 @@ static inline int attention_backward_(const AttentionGradientsGpu<X>* d, const A
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int ROWS = 16 * ATTENTION_WARPS * Tiling::BACKWARD_M;
     static_assert(ROWS >= ATTENTION_ROWS_LEAST && ATTENTION_ROW_ALIGN % ROWS == 0, "room for rows and sums");
+    CHECK(
+        Tiling::FITS || !TILE_MEMORY_IS_SMALL,
+        "attention in fp32, heads of %d: this GPU has too little shared memory; wanted 16 bits, or heads of "
+        "at most 128",
+        size.HS);
     const int Tp = attention_padded(size.T);
     const size_t B = (size_t)pass->sizes.B;
+    const X* keys_from = attention_general_keys(pass);
+    X* keys_to = pass->kv ? d->dkv : d->dqkv + size.Q;
+    float* sums = pass->kv ? NULL : scratch->sums;
     const unsigned queries = attention_grid(&size, size.T, B * size.NH, ROWS);
     launch(attention_backward_queries_kernel_<X, W, MASK>, queries, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
-           gpu, d->dqkv, scratch->rows, scratch->sums, d->dout, pass->qkv, pass->kv, (const X*)pass->out,
+           gpu, d->dqkv, scratch->rows, sums, d->dout, pass->qkv, keys_from, (const X*)pass->out,
            (const float*)pass->lse, pass->starts, size, Tp);
     const unsigned keys = attention_grid(&size, attention_keys(pass->sizes), B * size.KV, ROWS);
-    launch(attention_backward_keys_kernel_<X, W, MASK>, keys, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
-           d->dqkv, d->dkv, scratch->sums, d->dout, pass->qkv, pass->kv, (const float2*)scratch->rows,
-           pass->starts, size, Tp);
+    launch(attention_backward_keys_kernel_<X, W, MASK>, keys * Tiling::KEYS_PARTS, ATTENTION_THREADS,
+           Tiling::BACKWARD_BYTES, gpu, d->dqkv, keys_to, sums, d->dout, pass->qkv, keys_from,
+           (const float2*)scratch->rows, pass->starts, size, Tp);
     return size.tiles;
 }
 
@@ -194,18 +238,16 @@ template <class X>
 static inline int attention_backward_any_(const AttentionGradientsGpu<X>* d, const AttentionPassGpu<X>* pass,
                                           AttentionFlash* scratch, AttentionSize size, const Gpu* gpu) {
     if constexpr (PTX_HAS_WGMMA && sizeof(X) == 2) {
-        if (attention_by_wgmma<X>(attention_instructions_(scratch), size)) {
+        if (attention_by_wgmma<X>(attention_instructions_(scratch), size, 1)) {
             return attention_wgmma_backward(d, pass, scratch, size, gpu);
         }
     }
     int tiles = 0;
-    ATTENTION_DISPATCH_(size.HS, constexpr int WD = attention_documents_width_(W);
-                        const auto backward = pass->kv && pass->starts
-                                                  ? attention_backward_<X, WD, ATTENTION_GATHERED>
-                                              : pass->kv     ? attention_backward_<X, W, ATTENTION_GATHERED>
-                                              : pass->starts ? attention_backward_<X, WD, ATTENTION_DOCUMENTS>
-                                                             : attention_backward_<X, W, ATTENTION_CAUSAL>;
-                        tiles = backward(d, pass, scratch, size, gpu));
+    ATTENTION_DISPATCH_(size.HS, attention_choose_<W>(pass, [&](auto kernel) {
+                            typedef decltype(kernel) Kernel;
+                            tiles =
+                                attention_backward_<X, Kernel::W, Kernel::MASK>(d, pass, scratch, size, gpu);
+                        }));
     return tiles;
 }
 
@@ -236,7 +278,7 @@ typedef AttentionFlash AttentionGpu;
 
 // ---- generation ----
 
-enum { ATTENTION_CACHED_THREADS = 128, ATTENTION_CACHED_WIDEST = 128 };
+enum { ATTENTION_CACHED_THREADS = 128, ATTENTION_CACHED_WIDEST = 256 };
 
 // Keys and values, like AttentionCache (attention.h), of type X.
 template <class X> struct AttentionCacheGpu {
@@ -294,13 +336,14 @@ template <class X> __device__ inline float attention_cached_dot_(const float* q,
 }
 
 // A block computes one head of row r, the query of token positions[r] of sequence r. For a tile of
-// keys, one per thread, it computes the scores; then thread d adds up column d of the values.
-// grid   rows * NH      block   128      shared   1 KiB
+// keys, one per thread, it computes the scores; then thread d adds up column d of the values, or
+// columns d and d + 128.
+// grid   rows * NH      block   128      shared   1.5 KiB
 // moves  the keys and values of each sequence up to its position, for each head. Bound by
 //        memory, if enough sequences fill the GPU.
 // order  fixed, and the same for any number of sequences
-// needs  HS <= 128
-template <class X>
+// needs  HS <= 128 COLUMNS
+template <class X, int COLUMNS>
 __global__ void attention_cached_kernel(X* out, const X* qkv, const int* positions, int window,
                                         AttentionCacheGpu<X> cache, AttentionSizes sizes) {
     SMEM_ARRAY(float, q, [ATTENTION_CACHED_WIDEST]);
@@ -310,28 +353,41 @@ __global__ void attention_cached_kernel(X* out, const X* qkv, const int* positio
     const X *k = cache.data + attention_cache_at_(cache.maxT, r, h / attention_group(sizes), sizes) +
                  (size_t)first * HS,
             *v = k + attention_cache_values_(cache.maxT, sizes);
-    float max = -INFINITY, sum = 0.0f, acc = 0.0f;
-    if (tid < HS) {
-        q[tid] = to_float(qkv[(size_t)r * attention_qkv_size(sizes) + h * HS + tid]) *
-                 (ATTENTION_LOG2_E / sizes.root);
+    const AttentionScale scale = attention_scale(sizes.root, sizes.cap);
+    const bool is_capped = sizes.cap > 0;
+    float max = -INFINITY, sum = 0.0f, acc[COLUMNS] = {};
+    for (int d = tid; d < HS; d += ATTENTION_CACHED_THREADS) {
+        q[d] = to_float(qkv[(size_t)r * attention_qkv_size(sizes) + h * HS + d]) *
+               (is_capped ? 1.0f : ATTENTION_LOG2_E * scale.factor);
     }
     __syncthreads();
     for (int u0 = 0; u0 < keys; u0 += ATTENTION_CACHED_THREADS) {
         const int count = min(keys - u0, (int)ATTENTION_CACHED_THREADS);
-        const float s = tid < count ? attention_cached_dot_(q, k + (size_t)(u0 + tid) * HS, HS) : -INFINITY;
+        float s = tid < count ? attention_cached_dot_(q, k + (size_t)(u0 + tid) * HS, HS) : -INFINITY;
+        if (is_capped && tid < count) {
+            s = ATTENTION_LOG2_E * scale.factor * softcap_tanh(s, scale.width);
+        }
         const float before = max;
         max = fmaxf(max, block_max(s));
         // `rescale` is 0 in the first tile, whose sums are 0.
         const float weight = exp2f(s - max), rescale = exp2f(before - max);
         p[tid] = weight;
         sum = sum * rescale + block_sum(weight); // also makes p visible
-        acc *= rescale;
-        for (int i = 0; i < count && tid < HS; i++) {
-            acc += p[i] * to_float(v[(size_t)(u0 + i) * HS + tid]);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+            const int d = tid + j * ATTENTION_CACHED_THREADS;
+            acc[j] *= rescale;
+            for (int i = 0; i < count && d < HS; i++) {
+                acc[j] += p[i] * to_float(v[(size_t)(u0 + i) * HS + d]);
+            }
         }
     } // no thread writes p again before block_max has seen all threads
-    if (tid < HS) {
-        out[(size_t)blockIdx.x * HS + tid] = from_float<X>(acc / sum);
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++) {
+        const int d = tid + j * ATTENTION_CACHED_THREADS;
+        if (d < HS) {
+            out[(size_t)blockIdx.x * HS + d] = from_float<X>(acc[j] / sum);
+        }
     }
 }
 
@@ -340,8 +396,10 @@ static inline void attention_cached(X* out, const X* qkv, const int* positions, 
                                     AttentionCacheGpu<X> cache, AttentionSizes sizes, const Gpu* gpu) {
     CHECK(sizes.HS <= ATTENTION_CACHED_WIDEST, "attention: heads of size %d, wanted at most %d", sizes.HS,
           (int)ATTENTION_CACHED_WIDEST);
-    launch(attention_cached_kernel<X>, (unsigned)(sizes.B * sizes.NH), ATTENTION_CACHED_THREADS, 0, gpu, out,
-           qkv, positions, window, cache, sizes);
+    launch(sizes.HS > ATTENTION_CACHED_THREADS ? attention_cached_kernel<X, 2>
+                                               : attention_cached_kernel<X, 1>,
+           (unsigned)(sizes.B * sizes.NH), ATTENTION_CACHED_THREADS, 0, gpu, out, qkv, positions, window,
+           cache, sizes);
 }
 
 #endif

@@ -4,11 +4,12 @@ attention.h -- causal multi-head self-attention: the contract, and the CPU versi
     q, k, v  = the three parts of a token's row of qkv, head h at columns h*HS ... of each; the
                NH / KV heads of a group, q of heads j NH / KV ..., read k and v of head j
     s[t][u]  = q[t] . k[u] / root               starts[t] <= u <= t
+               with a cap: cap c[t][u], c[t][u] = tanh(q[t] . k[u] / (cap root))
     p[t]     = softmax(s[t])                    lse[t] = log sum_u exp(s[t][u])
     out[t]   = sum_u p[t][u] v[u]
 
     dp[t][u] = dout[t] . v[u]                   delta[t] = dout[t] . out[t]
-    ds       = p (dp - delta) / root
+    ds       = p (dp - delta) / root            with a cap: times 1 - c^2
     dq[t]    = sum_u ds[t][u] k[u]     dk[u] = sum_t ds[t][u] q[t]     dv[u] = sum_t p[t][u] dout[t]
                dk and dv are also summed over the heads of the group
 
@@ -57,13 +58,13 @@ itself; 0: all.
 #include <math.h>
 
 #include "llmc/base/enum_words.h"
-#include "llmc/base/host_device.h"
 #include "llmc/base/memory.h"
 #include "llmc/base/sizes.h"
-#include "llmc/base/token_chunks.h"
 #include "llmc/base/vec.h"
+#include "llmc/ops/attention_sizes.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/matmul.h"
+#include "llmc/ops/softcap.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -89,39 +90,6 @@ typedef enum { ATTENTION_WORDS(WORDS_VALUE) } AttentionInstructions;
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&
                   ATTENTION_KEYS % ATTENTION_SQUARE == 0,
               "whole tiles are skipped");
-
-typedef struct {
-    int B, T;   // sequences, and their tokens
-    int NH, KV; // heads of queries; heads of keys and of values, a divisor of NH
-    int HS;     // size of a head
-    float root; // divisor of the scores
-    // which tokens of their sequences these are
-    TokenChunks chunks;
-} AttentionSizes;
-
-// Returns sizes of whole sequences with scores divided by sqrt(HS).
-static inline AttentionSizes attention_sizes(int B, int T, int NH, int KV, int HS) {
-    const AttentionSizes sizes = {B, T, NH, KV, HS, sqrtf((float)HS), {0, 0}};
-    return sizes;
-}
-
-// Returns W, the number of keys of a sequence.
-HOST_DEVICE int attention_keys(AttentionSizes sizes) { return token_chunks_length(sizes.chunks, sizes.T); }
-
-static inline int attention_same_sizes(AttentionSizes a, AttentionSizes b) {
-    return a.B == b.B && a.T == b.T && a.NH == b.NH && a.KV == b.KV && a.HS == b.HS && a.root == b.root &&
-           a.chunks.last == b.chunks.last && a.chunks.rank == b.chunks.rank;
-}
-
-// Returns the number of heads of queries that read the same keys and values.
-HOST_DEVICE int attention_group(AttentionSizes sizes) { return sizes.NH / sizes.KV; }
-
-// Return the columns of a token's queries, of its keys or values, of queries and keys, and of its
-// row of qkv.
-HOST_DEVICE int attention_queries_size(AttentionSizes sizes) { return sizes.NH * sizes.HS; }
-HOST_DEVICE int attention_keys_size(AttentionSizes sizes) { return sizes.KV * sizes.HS; }
-HOST_DEVICE int attention_query_key_size(AttentionSizes sizes) { return (sizes.NH + sizes.KV) * sizes.HS; }
-HOST_DEVICE int attention_qkv_size(AttentionSizes sizes) { return (sizes.NH + 2 * sizes.KV) * sizes.HS; }
 
 // Working memory of one thread. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to
 // MATMUL_TILE_COLS.
@@ -280,6 +248,16 @@ ALWAYS_INLINE float attention_exp_row_(float* row, int start, int keys, int from
     return vec_hsum(sum);
 }
 
+// Replaces products of a row, keys `from` to `end`, multiples of LANES, by their capped tanh.
+ALWAYS_INLINE void attention_cap_row_(float* row, int from, int end, float width) {
+    for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {
+        float* block = row + attention_at_(u0) - u0;
+        for (int u = u0; u < attention_block_end_(u0, end); u += LANES) {
+            vec_store(block + u, softcap_tanh_vec(vec_load(block + u), width));
+        }
+    }
+}
+
 ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
     Vec max = vec_all(-INFINITY), others = max; // two, because one maximum waits for the one before
     for (int u0 = start / LANES * LANES; u0 < keys; u0 = attention_block_end_(u0, keys)) {
@@ -306,7 +284,7 @@ typedef struct {
     float *out, *lse, *dq, *dk, *dv;
     const int* starts;          // of the sequence, or NULL
     int HS, is_first, is_whole; // size of a head; the first of its group; of a whole sequence
-    float scale;                // 1 / root
+    AttentionScale scale;
     size_t stride, key_stride, out_stride;
     int capacity;               // rows between panels by dimension: scratch->T, rounded up
     AttentionScratch_* scratch; // scratch of the thread
@@ -326,7 +304,7 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, Attent
     const size_t stride = head->out_stride;
     const int HS = head->HS, rows = tile.count, keys = tile.t0 + rows,
               from = attention_from_(head->starts, tile.t0);
-    const float scale = head->scale;
+    const AttentionScale scale = head->scale;
     const Matrix queries = {head->q + tile.row * head->stride, head->stride, 1};
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
         const AttentionRows_ scores = {s->row_p + attention_at_(u), ATTENTION_KEYS, rows};
@@ -337,8 +315,12 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, Attent
     for (int i = 0; i < rows; i++) {
         float* row = s->row_p + i * ATTENTION_KEYS;
         const int start = attention_start_(head->starts, tile.t0 + i), end = tile.t0 + i + 1;
-        const float max = attention_max_row_(row, start, end) * scale;
-        const float sum = attention_exp_row_(row, start, end, from, int_round_up(keys, LANES), scale, max);
+        if (scale.width > 0) {
+            attention_cap_row_(row, from, int_round_up(keys, LANES), scale.width);
+        }
+        const float max = attention_max_row_(row, start, end) * scale.factor;
+        const float sum =
+            attention_exp_row_(row, start, end, from, int_round_up(keys, LANES), scale.factor, max);
         head->lse[tile.row + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
     }
@@ -473,16 +455,21 @@ typedef struct {
     float lse, delta;
 } AttentionQuery_;
 
-// Processes a row of a square, keys u0 ... end-1, multiples of LANES: scores become p = exp(scale s
-// - lse), and dp becomes ds = p (dp - delta) scale; both become 0 for keys that the query does not
-// see.
+// Processes a row of a square, keys u0 ... end-1, multiples of LANES: products q . k become p =
+// exp(s - lse), and dp becomes ds = p (dp - delta) scale, with a cap also times its slope; both
+// become 0 for keys that the query does not see.
 ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, AttentionQuery_ query, int u0,
-                                                   int end, float scale) {
+                                                   int end, AttentionScale scale, int is_capped) {
     for (int u = u0; u < end; u += LANES, p += LANES, ds += LANES) {
-        const Vec e = vec_exp(vec_load(p) * scale - query.lse);
+        Vec s = vec_load(p), dp = vec_load(ds) - query.delta;
+        if (is_capped) {
+            s = softcap_tanh_vec(s, scale.width);
+            dp *= softcap_slope_vec(s);
+        }
+        const Vec e = vec_exp(s * scale.factor - query.lse);
         const Vec kept = attention_seen_(e, vec_all(0.0f), u, query.start, query.t + 1);
         vec_store(p, kept);
-        vec_store(ds, kept * ((vec_load(ds) - query.delta) * scale));
+        vec_store(ds, kept * (dp * scale.scale));
     }
 }
 
@@ -522,7 +509,7 @@ static AttentionHeadCpu_ attention_head_cpu_(const AttentionHeads_* heads, int i
                                     .HS = HS,
                                     .is_first = h % group == 0,
                                     .is_whole = sizes.chunks.last == 0,
-                                    .scale = 1.0f / sizes.root,
+                                    .scale = attention_scale(sizes.root, sizes.cap),
                                     .stride = stride,
                                     .key_stride = key_stride,
                                     .out_stride = Q,
@@ -581,8 +568,12 @@ static void attention_softmax_backward_tile_(const AttentionHeadCpu_* head, cons
     const int end = x->u0 + int_round_up(attention_tile_keys_(x, tile), LANES);
     for (; i < tile.row - x->block.row + tile.count; i++) {
         const size_t at = (size_t)i * ATTENTION_SQUARE;
-        attention_softmax_backward_row_(head->scratch->p + at, head->scratch->ds + at, queries[i], x->u0, end,
-                                        head->scale);
+        float *p = head->scratch->p + at, *ds = head->scratch->ds + at;
+        if (head->scale.width > 0) {
+            attention_softmax_backward_row_(p, ds, queries[i], x->u0, end, head->scale, 1);
+        } else {
+            attention_softmax_backward_row_(p, ds, queries[i], x->u0, end, head->scale, 0);
+        }
     }
 }
 
@@ -795,10 +786,9 @@ void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, in
     }
 }
 
-// Sets scores[u ... u+LANES-1] to scale q . k of LANES keys; lanes after `last` repeat the last
-// key.
+// Sets scores[u ... u+LANES-1] to those of LANES keys; lanes after `last` repeat the last key.
 static void attention_cached_scores_(float* scores, const float* q, const float* keys, int u, int last,
-                                     int HS, float scale) {
+                                     int HS, AttentionScale scale) {
     Vec sum[LANES];
     float rest[LANES] = {0}; // sums over the dimensions that fill no vector
     for (int i = 0; i < LANES; i++) {
@@ -817,7 +807,10 @@ static void attention_cached_scores_(float* scores, const float* q, const float*
     for (int i = 0; i < LANES; i++) {
         total += sum[i];
     }
-    vec_store(scores + u, total * scale);
+    if (scale.width > 0) {
+        total = softcap_tanh_vec(total, scale.width);
+    }
+    vec_store(scores + u, total * scale.factor);
 }
 
 // Replaces scores by exp(score - max), and by 0 from `keys` on, up to the end of a vector. Returns
@@ -863,7 +856,8 @@ static void attention_cached_mix_(float* out, const float* weights, const float*
 static void attention_cached_head_(float* out, const float* q, const float* keys, const float* values,
                                    int count, float* scores, AttentionSizes sizes) {
     for (int u = 0; u < count; u += LANES) {
-        attention_cached_scores_(scores, q, keys, u, count - 1, sizes.HS, 1.0f / sizes.root);
+        attention_cached_scores_(scores, q, keys, u, count - 1, sizes.HS,
+                                 attention_scale(sizes.root, sizes.cap));
     }
     const float sum = attention_cached_softmax_(scores, count);
     attention_cached_mix_(out, scores, values, count, sizes.HS, sum);

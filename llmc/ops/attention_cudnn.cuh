@@ -3,8 +3,8 @@ attention_cudnn.cuh -- attention.cuh's functions by cuDNN, for bf16 and fp16: `m
 
 AttentionCudnn makes its plans and allocates its workspace when it is opened, for B sequences of
 exactly T tokens. The kernels of attention.cuh handle everything else: other shapes, generation,
-documents (starts), gathered keys, fp32, and what cuDNN refuses; attention_note says which case
-applies.
+documents (starts), gathered keys, a cap of scores, fp32, and what cuDNN refuses; attention_note
+says which case applies.
 
 Queries, keys and values are read in place, as (B, NH, T, HS) and (B, KV, T, HS) with the strides of
 qkv (B, T, QKV). cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T),
@@ -170,8 +170,9 @@ static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, Attenti
     attention_gpu_open<X>(&a->flash, memory, sizes, shortest);
     a->sizes = sizes;
     a->dtype = DTYPE_OF(X);
-    if (a->dtype == DTYPE_FP32) {
-        snprintf(a->note, sizeof(a->note), "own kernels: cuDNN's are for bf16 and fp16");
+    if (a->dtype == DTYPE_FP32 || sizes.cap > 0) {
+        snprintf(a->note, sizeof(a->note),
+                 "own kernels: cuDNN's are for bf16 and fp16, without a cap of scores");
         return;
     }
     if (memory_is_dry(memory)) {

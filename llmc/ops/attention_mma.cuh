@@ -25,9 +25,9 @@ All kernels are built from two matmuls of tiles, attention_dot_ and attention_mi
 use tensor cores; fp32 uses multiply-adds in the same layout as mma_16816's results: element e of
 part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 
-Heads have up to 128 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96 or
-128; with documents to 32, 64 or 128. If a row of a head is not a multiple of 16 bytes, it is copied
-element by element.
+Heads have up to 256 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96,
+128 or 256; with documents to 32, 64, 128 or 256, with a cap of scores to 64, 128 or 256. If a row
+of a head is not a multiple of 16 bytes, it is copied element by element.
 */
 #ifndef LLMC_ATTENTION_MMA_CUH
 #define LLMC_ATTENTION_MMA_CUH
@@ -41,7 +41,7 @@ element by element.
 // The widest heads that kernels are compiled for, one of the widths above. A program with small
 // heads only compiles faster with less.
 #ifndef ATTENTION_WIDEST
-#define ATTENTION_WIDEST 128
+#define ATTENTION_WIDEST 256
 #endif
 
 enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
@@ -55,32 +55,41 @@ enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 // (dev/LOG.md, 2026-11-26); other widths have not been timed.
 //     M 16-row tiles of a warp COLS rows of a tile of the stream
 //     STEP columns of scores at a time, at most COLS KEEP see AttentionLeft_
+// Of heads wider than 128 (WIDE), a thread has 128 registers of sums of 16 rows: so key grads have
+// a block for dv and another one for dk, which compute s twice. In fp32 the backward pass then
+// takes 163 KiB.
 template <class X, int W> struct AttentionTiling_ {
     static constexpr bool HALF = sizeof(X) == 2;
     static constexpr int STRIDE =
         W + Pack<X>::SIZE; // an odd multiple of 16 bytes: no bank conflicts between rows
     static constexpr bool SMALL = HALF && TILE_MEMORY_IS_SMALL && W >= 64;
-    static constexpr int FORWARD_M = SMALL ? (W <= 80 ? 2 : 1) : HALF || W <= 64 ? 2 : 1;
-    static constexpr int FORWARD_COLS = SMALL             ? (W <= 96 ? 32 : 16)
+    static constexpr bool WIDE = W > 128;
+    static constexpr int FORWARD_M = WIDE ? 1 : SMALL ? (W <= 80 ? 2 : 1) : HALF || W <= 64 ? 2 : 1;
+    static constexpr int FORWARD_COLS = WIDE              ? (HALF ? 32 : 8)
+                                        : SMALL           ? (W <= 96 ? 32 : 16)
                                         : HALF && W <= 96 ? 64
                                         : HALF || W <= 64 ? 32
                                                           : 16;
     static constexpr int FORWARD_KEEP = HALF && W <= 64 ? W / 16 : 0;
     static constexpr int BACKWARD_M = HALF && W <= 96 && !SMALL ? 2 : 1;
-    static constexpr int BACKWARD_COLS = SMALL && W == 96            ? 16
+    static constexpr int BACKWARD_COLS = WIDE                        ? (HALF ? 16 : 8)
+                                         : SMALL && W == 96          ? 16
                                          : HALF && W == 64 && !SMALL ? 64
                                          : HALF || W <= 64           ? 32
                                                                      : 16;
-    static constexpr int BACKWARD_STEP = HALF && W == 128 ? 32 : 16;
-    static constexpr int KEYS_KEEP_K = !HALF || W == 80 || W == 96 ? 0 : W / 16;
+    static constexpr int BACKWARD_STEP = HALF && W == 128 ? 32 : HALF || !WIDE ? 16 : 8;
+    static constexpr int KEYS_KEEP_K = !HALF || W == 80 || W == 96 || WIDE ? 0 : W / 16;
     static constexpr int KEYS_KEEP_V = !HALF || W >= 64 ? 0 : W / 16;
-    static constexpr int QUERIES_KEEP = !HALF ? 0 : W == 80 || W == 96 ? 3 : W / 16;
+    static constexpr int QUERIES_KEEP = !HALF || WIDE ? 0 : W == 80 || W == 96 ? 3 : W / 16;
+    static constexpr int KEYS_PARTS = WIDE ? 2 : 1; // blocks that share a tile of keys
     static constexpr size_t FORWARD_BYTES =
         (size_t)(16 * ATTENTION_WARPS * FORWARD_M + 4 * FORWARD_COLS) * STRIDE * sizeof(X);
     static constexpr size_t BACKWARD_BYTES =
         (size_t)(2 * 16 * ATTENTION_WARPS * BACKWARD_M + 4 * BACKWARD_COLS) * STRIDE * sizeof(X);
-    static_assert(FORWARD_BYTES <= 99 << 10 && BACKWARD_BYTES <= 99 << 10, "some GPUs have no more");
-    static_assert(!SMALL || (FORWARD_BYTES <= 49 << 10 && (W == 128 || BACKWARD_BYTES <= 49 << 10)),
+    static constexpr bool FITS = BACKWARD_BYTES <= 99 << 10; // some GPUs have no more
+    static_assert(FORWARD_BYTES <= 99 << 10 && (FITS || (WIDE && !HALF && BACKWARD_BYTES <= 163 << 10)),
+                  "blocks fit; in fp32 with wide heads, on other GPUs");
+    static_assert(!SMALL || WIDE || (FORWARD_BYTES <= 49 << 10 && (W == 128 || BACKWARD_BYTES <= 49 << 10)),
                   "two blocks fit, with the 1 KiB that each takes besides");
 };
 
@@ -437,9 +446,11 @@ __device__ inline bool attention_some_see_(const X* queries, int key) {
 template <class X, AttentionMask MASK, int M, int N, int W, int KEEP>
 __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], AttentionSoftmax<M>& softmax,
                                                const AttentionLeft_<X, M, W, KEEP>& left, const X* keys,
-                                               int row0, int u0, float scale) {
+                                               int row0, int u0, const AttentionSize& size) {
+    const float scale = attention_exponent<MASK>(size);
     float s[M][N][4];
     attention_dot_(s, left, keys);
+    attention_cap<MASK>(s, size);
     if (u0 + 8 * N - 1 > row0) {
         attention_mask_later(s, row0, u0);
     }
@@ -475,13 +486,12 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     const AttentionHead at = attention_query_head<MASK>(size);
     starts = attention_starts_of<MASK>(starts, at);
     const size_t stride = attention_stride(size), key_stride = attention_key_stride<MASK>(size);
-    const X *q = qkv + at.in_q, *k = (MASK == ATTENTION_GATHERED ? kv : qkv) + at.in_k, *v = k + size.K;
+    const X *q = qkv + at.in_q, *k = (attention_is_general(MASK) ? kv : qkv) + at.in_k, *v = k + size.K;
     const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS,
               last = attention_last<MASK>(size), shift = attention_shift<MASK>(t0, size);
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine, keys = min(t0 + ROWS, size.T) + shift;
     const int from =
         MASK != ATTENTION_CAUSAL ? attention_start_of<MASK>(starts, t0 + shift) / COLS * COLS : 0;
-    const float scale = ATTENTION_LOG2_E / size.root;
 
     attention_load_<X, ROWS, W>(q_tile, q + t0 * stride, stride, size.T - t0, size);
     attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0 + shift, last);
@@ -502,7 +512,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
             attention_some_see_<X, MASK, W>(left.rows, u0 + COLS - 1)) {
             const X* tile = attention_stage_<X, COLS, W>(stream, u0);
             attention_forward_tile_<X, MASK, M, COLS / 8, W>(acc, softmax, left, tile, row0 + shift, u0,
-                                                             scale);
+                                                             size);
         }
         attention_wait_();
     }
@@ -569,9 +579,10 @@ template <class X, AttentionMask MASK, int M, int N, int W, int KEEP>
 __device__ inline void
 attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, KEEP>& q,
                         const AttentionLeft_<X, M, W, KEEP>& dout, const X* keys, const X* values,
-                        const float2 (&rows)[M][2], int row0, int u0, float scale) {
+                        const float2 (&rows)[M][2], int row0, int u0, const AttentionSize& size) {
     float s[M][N][4], ds[M][N][4];
     attention_dot_(s, q, keys);
+    attention_cap<MASK>(s, size);
     if (u0 + 8 * N - 1 > row0) {
         attention_mask_later(s, row0, u0);
     }
@@ -579,7 +590,7 @@ attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, 
         attention_mask_earlier_<X, W>(s, q.rows, u0);
     }
     attention_dot_(ds, dout, values);
-    attention_gradient_of_queries(s, ds, rows, scale * ATTENTION_LOG2_E);
+    attention_gradient_of_queries<MASK>(s, ds, rows, attention_exponent<MASK>(size));
     attention_mix_(dq, ds, keys);
 }
 
@@ -605,7 +616,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     const AttentionHead at = attention_query_head<MASK>(size);
     starts = attention_starts_of<MASK>(starts, at);
     const size_t stride = attention_stride(size), key_stride = attention_key_stride<MASK>(size);
-    const X *q = qkv + at.in_q, *k = (MASK == ATTENTION_GATHERED ? kv : qkv) + at.in_k, *v = k + size.K,
+    const X *q = qkv + at.in_q, *k = (attention_is_general(MASK) ? kv : qkv) + at.in_k, *v = k + size.K,
             *d = dout + at.in_out;
     const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS,
               last = attention_last<MASK>(size), shift = attention_shift<MASK>(t0, size),
@@ -613,7 +624,6 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine;
     const int from =
         MASK != ATTENTION_CAUSAL ? attention_start_of<MASK>(starts, t0 + shift) / COLS * COLS : 0;
-    const float scale = 1.0f / size.root;
 
     attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.Q, t0, size.T, size);
     attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0 + shift, last);
@@ -640,24 +650,61 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
                 const X* k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE;
                 attention_queries_step_<X, MASK, M, STEP / 8, W>(dq, left_q, left_d, k_step,
                                                                  k_step + COLS * STRIDE, mine_rows,
-                                                                 row0 + shift, u0 + i, scale);
+                                                                 row0 + shift, u0 + i, size);
             }
         }
         attention_wait_();
     }
-    attention_scale_(dq, scale);
+    attention_scale_(dq, size.scale.scale);
     attention_store_<X, M, W>(dqkv + at.in_q + row0 * stride, stride, size.T - row0, size,
                               q_tile + mine * STRIDE, dq);
-    if (MASK != ATTENTION_GATHERED) {
+    if (!attention_is_general(MASK) || sums) {
         __syncthreads();
         const int head = blockIdx.x / size.tiles;
         attention_column_sums_<X, ROWS, W>(sums, q_tile, head / size.NH, head % size.NH * size.HS, t0, size);
     }
 }
 
-// A block owns ROWS keys of one key head and their values. The first keys go first, because the
-// most queries see them. Also sets its part of `sums`.
-// grid   key heads * ceil(T / ROWS)      block   128      shared   k, v, and 2 x (q, dout)
+// Adds to sums[0] and [1], dk and dv, the parts of the warp's keys, which start at row0, and of the
+// queries at positions t ... t+8N-1. If two blocks share the keys, sums[0] is dk of the block with
+// `is_dk`, and dv of the other one. `rows` has lse and delta of the queries.
+template <class X, AttentionMask MASK, int PARTS, int M, int N, int W, int KEEP_K, int KEEP_V>
+__device__ inline void
+attention_keys_step_(float (&sums)[3 - PARTS][M][W / 8][4], const AttentionLeft_<X, M, W, KEEP_K>& k,
+                     const AttentionLeft_<X, M, W, KEEP_V>& v, const X* queries, const X* dout,
+                     const float2* rows, const AttentionStarts<MASK>& first_key, int row0, int t, int is_dk,
+                     const AttentionSize& size) {
+    const int last = attention_last<MASK>(size);
+    const float scale = attention_exponent<MASK>(size);
+    float s[M][N][4], ds[M][N][4];
+    attention_dot_(s, k, queries);
+    attention_cap<MASK>(s, size);
+    if (t < row0 + 16 * M - 1) {
+        attention_mask_earlier_queries(s, row0, t);
+    }
+    if (MASK != ATTENTION_CAUSAL && first_key[min(t + 8 * N, last) - 1] > row0) {
+        attention_mask_later_queries(s, first_key, row0, t, last);
+    }
+    if (PARTS == 1 || is_dk) {
+        attention_dot_(ds, v, dout);
+        attention_gradient_of_keys<MASK>(s, ds, rows, scale);
+    } else {
+        attention_probabilities_of_keys(s, rows, scale);
+    }
+    if (PARTS == 1) {
+        attention_mix_(sums[2 - PARTS], s, dout);
+        attention_mix_(sums[0], ds, queries);
+    } else if (is_dk) {
+        attention_mix_(sums[0], ds, queries);
+    } else {
+        attention_mix_(sums[0], s, dout);
+    }
+}
+
+// A block owns ROWS keys of one key head and their values; or two blocks, one for each gradient.
+// The first keys go first, because the most queries see them. Also sets its part of `sums`.
+// grid   key heads * ceil(T / ROWS), twice if WIDE      block   128
+// shared k, v, and 2 x (q, dout)
 // moves  B*T*(QKV + Q) in, B*T*2K out, 2 * B*NH*T fp32 in, 2 K fp32 out per tile of rows.
 //        Tiles of a head are read again from L2.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
@@ -671,21 +718,21 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
                                     const float2* rows, const int* starts, AttentionSize size, int Tp) {
     typedef AttentionTiling_<X, W> Tiling;
     constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
-    constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
+    constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP, PARTS = Tiling::KEYS_PARTS;
     SMEM_DYNAMIC(X, k_tile);
     X *v_tile = k_tile + ROWS * STRIDE, *stream = v_tile + ROWS * STRIDE;
-    const int key_head = blockIdx.x / size.tiles, group = size.NH / size.KV;
+    const unsigned block = blockIdx.x / PARTS; // unsigned: fewer registers
+    const int is_dk = blockIdx.x % PARTS, key_head = block / size.tiles, group = size.NH / size.KV;
     // offsets of the first head that reads the keys
     const AttentionHead at = attention_head<MASK>(key_head / size.KV, key_head % size.KV * group, size);
     const AttentionStarts<MASK> first_key = {starts, (int)at.in_starts};
     const size_t stride = attention_stride(size), key_stride = attention_key_stride<MASK>(size);
-    const X *q = qkv + at.in_q, *k = (MASK == ATTENTION_GATHERED ? kv : qkv) + at.in_k, *v = k + size.K,
+    const X *q = qkv + at.in_q, *k = (attention_is_general(MASK) ? kv : qkv) + at.in_k, *v = k + size.K,
             *d = dout + at.in_out;
-    const int u0 = (int)(blockIdx.x % size.tiles) * ROWS, mine = 16 * M * (threadIdx.x / 32),
-              row0 = u0 + mine, last = attention_last<MASK>(size);
+    const int u0 = (int)(block % size.tiles) * ROWS, mine = 16 * M * (threadIdx.x / 32), row0 = u0 + mine,
+              last = attention_last<MASK>(size);
     // first query that sees the keys
-    const int first = MASK == ATTENTION_GATHERED ? token_chunks_from(size.chunks, u0, size.T) : u0;
-    const float scale = 1.0f / size.root;
+    const int first = attention_is_general(MASK) ? token_chunks_from(size.chunks, u0, size.T) : u0;
     rows += key_head * group * (size_t)Tp;
 
     attention_load_two_<X, ROWS, W>(k_tile, k, key_stride, v, key_stride, u0, last, size);
@@ -695,7 +742,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     AttentionLeft_<X, M, W, Tiling::KEYS_KEEP_V> left_v;
     attention_left_(left_k, k_tile + mine * STRIDE);
     attention_left_(left_v, v_tile + mine * STRIDE);
-    float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {};
+    float grads[3 - PARTS][M][W / 8][4] = {};
     for (int left = group; left > 0; left--) {
         int shift = attention_shift<MASK>(first, size);
         for (int t0 = first; t0 < size.T && (MASK == ATTENTION_CAUSAL || first_key[t0 + shift] < u0 + ROWS);
@@ -710,20 +757,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
                 if (row0 < last && t0 + i < size.T && t + STEP > row0 &&
                     // some query sees some key
                     (MASK == ATTENTION_CAUSAL || first_key[t] < row0 + 16 * M)) {
-                    const X *q_step = attention_stage_<X, COLS, W>(stream, t0) + i * STRIDE,
-                            *d_step = q_step + COLS * STRIDE;
-                    float s[M][STEP / 8][4], ds[M][STEP / 8][4];
-                    attention_dot_(s, left_k, q_step);
-                    if (t < row0 + 16 * M - 1) {
-                        attention_mask_earlier_queries(s, row0, t);
-                    }
-                    if (MASK != ATTENTION_CAUSAL && first_key[min(t + STEP, last) - 1] > row0) {
-                        attention_mask_later_queries(s, first_key, row0, t, last);
-                    }
-                    attention_dot_(ds, left_v, d_step);
-                    attention_gradient_of_keys(s, ds, rows + t0 + i, scale * ATTENTION_LOG2_E);
-                    attention_mix_(dv, s, d_step);
-                    attention_mix_(dk, ds, q_step);
+                    const X* q_step = attention_stage_<X, COLS, W>(stream, t0) + i * STRIDE;
+                    attention_keys_step_<X, MASK, PARTS, M, STEP / 8, W>(
+                        grads, left_k, left_v, q_step, q_step + COLS * STRIDE, rows + t0 + i, first_key, row0,
+                        t, is_dk, size);
                 }
             }
             attention_wait_();
@@ -736,15 +773,22 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
             attention_wait_();
         }
     }
-    attention_scale_(dk, scale);
-    X* to = (MASK == ATTENTION_GATHERED ? dkv : dqkv) + at.in_k + row0 * key_stride;
-    attention_store_<X, M, W>(to, key_stride, last - row0, size, k_tile + mine * STRIDE, dk);
-    attention_store_<X, M, W>(to + size.K, key_stride, last - row0, size, v_tile + mine * STRIDE, dv);
-    if (MASK != ATTENTION_GATHERED) {
+    attention_scale_(grads[0], PARTS == 1 || is_dk ? size.scale.scale : 1.0f);
+    // dv follows K columns after dk
+    const int own = PARTS > 1 && !is_dk ? size.K : 0;
+    X* to = (attention_is_general(MASK) ? dkv : dqkv) + at.in_k + row0 * key_stride;
+    attention_store_<X, M, W>(to + own, key_stride, last - row0, size, k_tile + mine * STRIDE, grads[0]);
+    if constexpr (PARTS == 1) {
+        attention_store_<X, M, W>(to + size.K, key_stride, last - row0, size, v_tile + mine * STRIDE,
+                                  grads[1]);
+    }
+    if (!attention_is_general(MASK) || sums) {
         __syncthreads();
         const int b = key_head / size.KV, column = size.Q + key_head % size.KV * size.HS;
-        attention_column_sums_<X, ROWS, W>(sums, k_tile, b, column, u0, size);
-        attention_column_sums_<X, ROWS, W>(sums, v_tile, b, column + size.K, u0, size);
+        attention_column_sums_<X, ROWS, W>(sums, k_tile, b, column + own, u0, size);
+        if (PARTS == 1) {
+            attention_column_sums_<X, ROWS, W>(sums, v_tile, b, column + size.K, u0, size);
+        }
     }
 }
 

@@ -22,11 +22,11 @@ enum { ATTENTION_RACE_KEYS = 256 };
 
 typedef enum { ATTENTION_FORWARD_RACE, ATTENTION_BACKWARD_RACE } AttentionRaceOf_;
 
-static inline const char* const* attention_race_words_(AttentionRaceOf_ pass, int HS) {
+static inline const char* const* attention_race_words_(AttentionRaceOf_ pass, AttentionSizes sizes) {
     static const char* const of_64[] = {"by mma", "by wgmma, tiles of 64 keys", "by wgmma, tiles of 128 keys",
                                         "by wgmma, three warpgroups"};
     static const char* const of_128[] = {"by mma", "by wgmma", "by wgmma, without overlap"};
-    return pass == ATTENTION_FORWARD_RACE && HS <= 64 ? of_64 : of_128;
+    return pass == ATTENTION_FORWARD_RACE && sizes.HS <= 64 && sizes.cap == 0 ? of_64 : of_128;
 }
 
 // Starts a race of a pass, unless it was decided, has one way only or is too short.
@@ -36,9 +36,10 @@ static inline MatmulRace attention_race_(AttentionRaceOf_ pass, AttentionSizes s
     const int ways = attention_ways<X>(attention, sizes, pass == ATTENTION_BACKWARD_RACE),
               first = attention_by(attention) == ATTENTION_BY_WGMMA,
               standard = first ? 1 + attention_wgmma_tiling(sizes, pass == ATTENTION_BACKWARD_RACE) : 0;
-    const MatmulKey key = {attention_keys(sizes),    sizes.HS, sizes.NH, first,   0, DTYPE_OF(X), DTYPE_OF(X),
-                           MATMUL_OTHER + (int)pass, 0,        0,        sizes.KV};
-    MatmulWays of = {first, ways, standard, attention_race_words_(pass, sizes.HS), ""};
+    const MatmulKey key = {
+        attention_keys(sizes),    sizes.HS, sizes.NH, first,   sizes.cap > 0, DTYPE_OF(X), DTYPE_OF(X),
+        MATMUL_OTHER + (int)pass, 0,        0,        sizes.KV};
+    MatmulWays of = {first, ways, standard, attention_race_words_(pass, sizes), ""};
     snprintf(of.name, sizeof(of.name), "attention %s, %d/%d heads of %d, %d keys",
              pass == ATTENTION_FORWARD_RACE ? "forward" : "backward", sizes.NH, sizes.KV, sizes.HS,
              attention_keys(sizes));

@@ -14,13 +14,18 @@ lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 #include "llmc/ops/gradient.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
+#include "llmc/ops/softcap.cuh"
 
 #define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
 
-// Earlier keys that a query sees: all, or only keys of its document, as given by `starts`; either
-// of these, with gathered keys. Kernels are compiled for each, because looking at documents, and at
-// chunks, needs registers.
-typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS, ATTENTION_GATHERED } AttentionMask;
+// Earlier keys that a query sees: all, or only keys of its document, as given by `starts`; or, in
+// general, either of these, with keys of the same rows or gathered ones. The last one also caps
+// scores. Kernels are compiled for each, because looking at documents, at chunks, and a cap, need
+// registers; only the general ones for heads wider than 128.
+typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS, ATTENTION_GENERAL, ATTENTION_CAPPED } AttentionMask;
+__host__ __device__ constexpr bool attention_is_general(AttentionMask mask) {
+    return mask >= ATTENTION_GENERAL;
+}
 
 // Arrays that both passes read, and that the forward pass sets (attention.h).
 template <class X> struct AttentionPassGpu {
@@ -31,6 +36,11 @@ template <class X> struct AttentionPassGpu {
     X* out;
     float* lse;
 };
+
+// Returns the keys for general kernels: gathered ones, or those in qkv.
+template <class X> static inline const X* attention_general_keys(const AttentionPassGpu<X>* pass) {
+    return pass->kv ? pass->kv : pass->qkv + attention_queries_size(pass->sizes);
+}
 
 // Further arrays that the backward pass reads, and those that it sets. dbias is set or added to
 // according to `mode`, unless it has no data; with gathered keys it never has.
@@ -51,6 +61,7 @@ typedef struct {
     unsigned* taken; // counter of tiles, 0 between passes (attention_wgmma.cuh)
     AttentionInstructions by;
     int way; // with ATTENTION_RACED or ATTENTION_BY_WGMMA: see attention_gpu_way
+    int HS, is_capped;
 } AttentionFlash;
 
 // Arguments of all kernels. A block's index modulo `tiles` is its tile, the quotient its head, so
@@ -58,9 +69,10 @@ typedef struct {
 typedef struct {
     int T, NH, KV, HS, tiles;
     int Q, K; // columns of the queries and of the keys in qkv, of Q + 2 K
-    float root;
+    AttentionScale scale;
     int packs;          // rows of heads can be read and written 16 bytes at a time
-    TokenChunks chunks; // of ATTENTION_GATHERED
+    TokenChunks chunks; // of general kernels
+    int key_row;        // of general kernels: distance between rows of keys
 } AttentionSize;
 
 // Offsets of the block's head: of its q in qkv, of the k that it reads in qkv or kv (v follows K
@@ -73,18 +85,22 @@ __host__ __device__ inline size_t attention_stride(const AttentionSize& size) {
     return (size_t)size.Q + 2 * size.K;
 }
 
-// Return the number of keys of a sequence, and the distance between their rows, in qkv or kv.
+// Return the number of keys of a sequence, the distance between their rows, and the column of the
+// first one where rows of keys begin: in qkv, or in general at the keys.
 template <AttentionMask MASK> __device__ inline int attention_last(const AttentionSize& size) {
-    return MASK == ATTENTION_GATHERED ? token_chunks_length(size.chunks, size.T) : size.T;
+    return attention_is_general(MASK) ? token_chunks_length(size.chunks, size.T) : size.T;
 }
 template <AttentionMask MASK> __device__ inline size_t attention_key_stride(const AttentionSize& size) {
-    return MASK == ATTENTION_GATHERED ? 2 * (size_t)size.K : attention_stride(size);
+    return attention_is_general(MASK) ? (size_t)size.key_row : attention_stride(size);
+}
+template <AttentionMask MASK> __device__ inline int attention_key_column(const AttentionSize& size) {
+    return attention_is_general(MASK) ? 0 : size.Q;
 }
 
 // Returns the distance from the rows of a tile of queries, the first being `row`, to their
 // positions in the sequence.
 template <AttentionMask MASK> __device__ inline int attention_shift(int row, const AttentionSize& size) {
-    return MASK == ATTENTION_GATHERED ? token_chunks_position(size.chunks, row, size.T) - row : 0;
+    return attention_is_general(MASK) ? token_chunks_position(size.chunks, row, size.T) - row : 0;
 }
 
 // Returns the offsets of head h of sequence b.
@@ -93,7 +109,7 @@ __device__ inline AttentionHead attention_head(size_t b, int h, const AttentionS
     const size_t token = b * size.T, stride = attention_stride(size), key = b * attention_last<MASK>(size);
     AttentionHead at;
     at.in_q = token * stride + h * size.HS;
-    at.in_k = key * attention_key_stride<MASK>(size) + (MASK == ATTENTION_GATHERED ? 0 : size.Q) +
+    at.in_k = key * attention_key_stride<MASK>(size) + attention_key_column<MASK>(size) +
               h / (size.NH / size.KV) * size.HS;
     at.in_out = token * size.Q + h * size.HS;
     at.in_lse = (b * size.NH + h) * size.T;
@@ -108,15 +124,15 @@ __device__ inline AttentionHead attention_query_head(const AttentionSize& size) 
     return attention_head<MASK>(head / size.NH, head % size.NH, size);
 }
 
-// Returns the first key that query t sees; gathered keys may have no documents.
+// Returns the first key that query t sees; general kernels may have no documents.
 template <AttentionMask MASK> __device__ inline int attention_start_of(const int* starts, int t) {
-    return MASK == ATTENTION_GATHERED && !starts ? 0 : starts[t];
+    return attention_is_general(MASK) && !starts ? 0 : starts[t];
 }
 
 // Returns the starts of the block's sequence.
 template <AttentionMask MASK>
 __device__ inline const int* attention_starts_of(const int* starts, const AttentionHead& at) {
-    return MASK == ATTENTION_CAUSAL || (MASK == ATTENTION_GATHERED && !starts) ? starts
+    return MASK == ATTENTION_CAUSAL || (attention_is_general(MASK) && !starts) ? starts
                                                                                : starts + at.in_starts;
 }
 
@@ -137,9 +153,34 @@ __device__ inline void attention_store_pair(float* to, float low, float high) {
     *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
 
+// ---- scores ----
+
+// Turns products q . k into s: with a cap, into t of softcap.h.
+template <AttentionMask MASK, int M, int N>
+__device__ inline void attention_cap(float (&s)[M][N][4], const AttentionSize& size) {
+    if constexpr (MASK == ATTENTION_CAPPED) {
+#pragma unroll
+        for (int i = 0; i < M * N * 4; i++) {
+            float& x = s[i / 4 / N][i / 4 % N][i % 4];
+            x = softcap_tanh(x, size.scale.width);
+        }
+    }
+}
+
+// Returns the factor by which s becomes an exponent of 2.
+template <AttentionMask MASK> __device__ inline float attention_exponent(const AttentionSize& size) {
+    return ATTENTION_LOG2_E * (MASK == ATTENTION_CAPPED ? size.scale.factor : size.scale.scale);
+}
+
+// Returns the derivative of a score by q . k, without `scale`. A masked s is -infinity: its
+// gradient is 0, which must not be multiplied by infinity.
+template <AttentionMask MASK> __device__ inline float attention_slope(float s) {
+    return MASK == ATTENTION_CAPPED ? softcap_slope(fmaxf(s, -1.0f)) : 1.0f;
+}
+
 // ---- softmax ----
 
-// State of each row of a warp: about the largest score so far times `scale`, and the lane's share
+// State of each row of a warp: about the largest s so far times `scale`, and the lane's share
 // of the sum of the probabilities 2^(s * scale - max).
 template <int M> struct AttentionSoftmax { float max[M][2], sum[M][2]; };
 
@@ -274,14 +315,16 @@ template <int M> __device__ inline void attention_store_rows(float2* to, const f
 
 // Turns s and dp of one score into p and ds. The factor 1 / root of ds is applied to the sums
 // at the end. If s is -infinity, both become 0.
+template <AttentionMask MASK>
 __device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale) {
+    const float slope = attention_slope<MASK>(s);
     s = exp2_approx(s * scale - shift);
-    dp = s * (dp - delta);
+    dp = s * (dp - delta) * slope;
 }
 
 // Turns s and dp into p and ds, where the warp's rows are keys and the columns queries. `rows` has
 // lse and delta of the queries.
-template <int M, int N>
+template <AttentionMask MASK, int M, int N>
 __device__ inline void attention_gradient_of_keys(float (&s)[M][N][4], float (&dp)[M][N][4],
                                                   const float2* rows, float scale) {
     const int t = threadIdx.x % 4;
@@ -293,7 +336,23 @@ __device__ inline void attention_gradient_of_keys(float (&s)[M][N][4], float (&d
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
             const int m = i / 4, e = i % 4;
-            attention_gradient_(s[m][n][e], dp[m][n][e], e % 2 ? two.z : two.x, e % 2 ? two.w : two.y, scale);
+            attention_gradient_<MASK>(s[m][n][e], dp[m][n][e], e % 2 ? two.z : two.x, e % 2 ? two.w : two.y,
+                                      scale);
+        }
+    }
+}
+
+// Turns s into p, likewise.
+template <int M, int N>
+__device__ inline void attention_probabilities_of_keys(float (&s)[M][N][4], const float2* rows, float scale) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float4 two = *reinterpret_cast<const float4*>(rows + 8 * n + 2 * t);
+#pragma unroll
+        for (int i = 0; i < 4 * M; i++) {
+            float& p = s[i / 4][n][i % 4];
+            p = exp2_approx(p * scale - (i % 2 ? two.z : two.x));
         }
     }
 }
@@ -338,13 +397,13 @@ __device__ inline void attention_mask_later_queries(float (&s)[M][N][4], Attenti
 }
 
 // Turns s and dp into p and ds, where the warp's rows are queries and the columns keys.
-template <int M, int N>
+template <AttentionMask MASK, int M, int N>
 __device__ inline void attention_gradient_of_queries(float (&s)[M][N][4], float (&dp)[M][N][4],
                                                      const float2 (&rows)[M][2], float scale) {
 #pragma unroll
     for (int i = 0; i < M * N * 4; i++) {
         const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
-        attention_gradient_(s[m][n][e], dp[m][n][e], rows[m][e / 2].x, rows[m][e / 2].y, scale);
+        attention_gradient_<MASK>(s[m][n][e], dp[m][n][e], rows[m][e / 2].x, rows[m][e / 2].y, scale);
     }
 }
 
@@ -359,7 +418,7 @@ static inline AttentionSize attention_size(AttentionSizes sizes) {
     size.HS = sizes.HS;
     size.Q = attention_queries_size(sizes);
     size.K = attention_keys_size(sizes);
-    size.root = sizes.root;
+    size.scale = attention_scale(sizes.root, sizes.cap);
     size.chunks = sizes.chunks;
     return size;
 }

@@ -7,8 +7,8 @@ keys and values that they see, through TMA, and runs ahead; the others own 64 qu
 warpgroup computes the softmax of a tile of keys, its tensor cores add up the values of the tile
 before (OVERLAP), or another block of the multiprocessor has them.
 
-Heads are W = 64 or 128 elements wide in shared memory: narrower ones end in zeros, which TMA writes
-past their ends. Rows past the last token are also zeros.
+Heads are W = 64, 128 or 256 elements wide in shared memory: narrower ones end in zeros, which TMA
+writes past their ends. Rows past the last token are also zeros.
 
 The bits depend on the keys of a tile, not on its queries, nor on which block computes it.
 */
@@ -25,15 +25,16 @@ The bits depend on the keys of a tile, not on its queries, nor on which block co
 //     STAGES   tiles of each stream          BLOCKS   on a multiprocessor
 //     FEWER    registers of threads that fill, MORE of those that compute
 //     OVERLAP  matmuls of two tiles of the stream run at a time
-//     EXTRA    extra bytes in each stage
+//     EXTRA    extra bytes in each stage     OWNS     stages of tiles that it owns, 1 or 2
 template <int W_, int OWNED_, int COLS_, int GROUPS_, int STAGES_, int BLOCKS_, int FEWER_, int MORE_,
-          int OVERLAP_, int EXTRA_>
+          int OVERLAP_, int EXTRA_, int OWNS_ = 2>
 struct AttentionTiles {
     static constexpr int W = W_, OWNED = OWNED_, COLS = COLS_, GROUPS = GROUPS_, STAGES = STAGES_,
-                         BLOCKS = BLOCKS_, FEWER = FEWER_, MORE = MORE_, OVERLAP = OVERLAP_, EXTRA = EXTRA_;
+                         BLOCKS = BLOCKS_, FEWER = FEWER_, MORE = MORE_, OVERLAP = OVERLAP_, EXTRA = EXTRA_,
+                         OWNS = OWNS_;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), OWN_BYTES = ROWS * W * 2,
                          COLS_BYTES = COLS * W * 2, BARRIERS = 4 + 4 * STAGES;
-    static constexpr int STREAM_AT = 2 * OWNED * OWN_BYTES, EXTRA_AT = STREAM_AT + 2 * STAGES * COLS_BYTES,
+    static constexpr int STREAM_AT = OWNS * OWNED * OWN_BYTES, EXTRA_AT = STREAM_AT + 2 * STAGES * COLS_BYTES,
                          BARRIERS_AT = EXTRA_AT + STAGES * EXTRA,
                          BYTES = 1024 + BARRIERS_AT + 8 * BARRIERS + 8;
     static_assert(BYTES <= 227 << 10 && BLOCKS * (BYTES + 1024) <= 228 << 10, "blocks fit");
@@ -49,17 +50,26 @@ typedef AttentionForwardTiles_<64, 128, 3, 2, 1, 32, 160, 1> AttentionForward64L
 typedef AttentionForwardTiles_<64, 64, 3, 3, 1, 24, 152, 1> AttentionForward64Three;
 typedef AttentionForwardTiles_<128, 128, 2, 2, 1, 40, 232, 1> AttentionForward128;
 typedef AttentionForwardTiles_<128, 128, 2, 2, 1, 40, 232, 0> AttentionForward128Apart;
+typedef AttentionTiles<256, 1, 64, 2, 2, 1, 40, 232, 1, 0, 1> AttentionForward256;
 
 enum { ATTENTION_LONG = 2048 }; // keys from which larger tiles are used
 
-// Returns the number of tilings of a pass.
+// Returns the widest heads of a pass. Both gradients of keys of 256 columns would take all
+// registers of a warpgroup, so attention_mma.cuh has the backward pass of wide heads.
+static inline int attention_wgmma_widest(int is_backward) { return is_backward ? 128 : 256; }
+
+// Returns the number of tilings of a pass. With a cap there is one for each width.
 static inline int attention_wgmma_tilings(AttentionSizes sizes, int is_backward) {
-    return is_backward ? (sizes.HS > 64 ? 1 : 2) : sizes.HS > 64 ? 2 : 3;
+    const int of_64 = is_backward ? 2 : 3, of_128 = is_backward ? 1 : 2;
+    if (sizes.HS > attention_wgmma_widest(is_backward)) {
+        return 0;
+    }
+    return sizes.cap > 0 || sizes.HS > 128 ? 1 : sizes.HS > 64 ? of_128 : of_64;
 }
 
 // Returns the tiling for these sizes, which is used unless another one won a race.
 static inline int attention_wgmma_tiling(AttentionSizes sizes, int is_backward) {
-    return !is_backward && sizes.HS <= 64 && attention_keys(sizes) >= ATTENTION_LONG;
+    return !is_backward && sizes.cap == 0 && sizes.HS <= 64 && attention_keys(sizes) >= ATTENTION_LONG;
 }
 
 #if PTX_HAS_WGMMA
@@ -73,6 +83,15 @@ static inline CUtensorMap attention_map(const X* data, int heads, int HS, int T,
     return tensor_map_of(data, 4, sizes, distances, 2, box);
 }
 
+// Returns the map of keys and values for general kernels.
+template <class X>
+static inline CUtensorMap attention_general_map(const AttentionPassGpu<X>* pass, const AttentionSize& size,
+                                                int box) {
+    const AttentionSizes sizes = pass->sizes;
+    return attention_map(attention_general_keys(pass), 2 * sizes.KV, sizes.HS, attention_keys(sizes),
+                         (size_t)size.key_row, sizes.B, box);
+}
+
 // ---- shared memory of a block ----
 
 // Barriers of a stage: `full` counts bytes, `empty` the warps that have read it.
@@ -80,8 +99,8 @@ struct AttentionStage {
     uint64_t *full, *empty;
 };
 
-// Shared memory of a block, from a multiple of 1024 bytes on: two stages of the tiles that it owns,
-// STAGES of the two streams, `extra` bytes of each, barriers, and the numbers of own tiles.
+// Shared memory of a block, from a multiple of 1024 bytes on: OWNS stages of the tiles that it
+// owns, STAGES of the two streams, `extra` bytes of each, barriers, and the numbers of own tiles.
 // `passed` counts the stages of streams that the thread has passed.
 struct AttentionPipe {
     unsigned char* base;
@@ -95,7 +114,7 @@ template <class Tiles> __device__ inline uint64_t* attention_barriers_(const Att
 }
 template <class Tiles>
 __device__ inline AttentionStage attention_own_stage(const AttentionPipe& pipe, int n) {
-    uint64_t* first = attention_barriers_<Tiles>(pipe) + n % 2;
+    uint64_t* first = attention_barriers_<Tiles>(pipe) + n % Tiles::OWNS;
     return {first, first + 2};
 }
 template <class Tiles>
@@ -105,13 +124,13 @@ __device__ inline AttentionStage attention_stage_of(const AttentionPipe& pipe, i
 }
 
 // Return the parity of `full` that ends when they have come.
-__device__ inline int attention_own_parity_(int n) { return n / 2 % 2; }
+template <class Tiles> __device__ inline int attention_own_parity_(int n) { return n / Tiles::OWNS % 2; }
 template <class Tiles> __device__ inline int attention_parity(int n) { return n / Tiles::STAGES % 2; }
 
 // Return the places of tiles, of extra bytes, and of the number of own tiles.
 template <class Tiles>
 __device__ inline unsigned char* attention_own(const AttentionPipe& pipe, int n, int tensor) {
-    return pipe.base + (n % 2 * Tiles::OWNED + tensor) * Tiles::OWN_BYTES;
+    return pipe.base + (n % Tiles::OWNS * Tiles::OWNED + tensor) * Tiles::OWN_BYTES;
 }
 template <class Tiles>
 __device__ inline unsigned char* attention_streamed(const AttentionPipe& pipe, int n, int stream) {
@@ -121,7 +140,7 @@ template <class Tiles> __device__ inline unsigned char* attention_extra(const At
     return pipe.base + Tiles::EXTRA_AT + n % Tiles::STAGES * Tiles::EXTRA;
 }
 template <class Tiles> __device__ inline int* attention_tile(const AttentionPipe& pipe, int n) {
-    return reinterpret_cast<int*>(attention_barriers_<Tiles>(pipe) + Tiles::BARRIERS) + n % 2;
+    return reinterpret_cast<int*>(attention_barriers_<Tiles>(pipe) + Tiles::BARRIERS) + n % Tiles::OWNS;
 }
 
 // Sets up the pipe; the whole block calls it.
@@ -144,7 +163,7 @@ __device__ inline int attention_uniform(int x) { return __shfl_sync(0xffffffffu,
 
 // Waits for own tiles number n; returns their number, or -1.
 template <class Tiles> __device__ inline int attention_next(const AttentionPipe& pipe, int n) {
-    mbarrier_wait(attention_own_stage<Tiles>(pipe, n).full, attention_own_parity_(n));
+    mbarrier_wait(attention_own_stage<Tiles>(pipe, n).full, attention_own_parity_<Tiles>(n));
     return attention_uniform(*attention_tile<Tiles>(pipe, n));
 }
 
@@ -192,7 +211,7 @@ __device__ inline int attention_take(const AttentionPipe& pipe, int n, unsigned*
     if (threadIdx.x % 32 == 0) {
         const AttentionStage own = attention_own_stage<Tiles>(pipe, n);
         tile = tile_take(taken, tiles);
-        mbarrier_wait(own.empty, 1 - attention_own_parity_(n));
+        mbarrier_wait(own.empty, 1 - attention_own_parity_<Tiles>(n));
         *attention_tile<Tiles>(pipe, n) = tile;
         if (tile < 0) {
             mbarrier_arrive(own.full);
@@ -242,7 +261,7 @@ __device__ inline void attention_fill_all(AttentionPipe& pipe, const CUtensorMap
                                           const CUtensorMap* out_map, const CUtensorMap* kv_map,
                                           const int* starts, unsigned* taken, unsigned tiles,
                                           const AttentionSize& size) {
-    const int keys_head = MASK == ATTENTION_GATHERED ? 0 : size.NH, group = size.NH / size.KV;
+    const int keys_head = attention_is_general(MASK) ? 0 : size.NH, group = size.NH / size.KV;
     int tile;
     for (int n = 0; (tile = attention_take<Tiles>(pipe, n, taken, tiles)) >= 0; n++) {
         const AttentionWork work = attention_work<Tiles, MASK>(tile, starts, size);
@@ -402,7 +421,8 @@ __device__ inline void attention_values_add_(float (&acc)[1][Tiles::W / 8][4],
 template <class X, class Tiles, AttentionMask MASK>
 __device__ inline void attention_attend_(float (&acc)[1][Tiles::W / 8][4], AttentionSoftmax<1>& softmax,
                                          AttentionPipe& pipe, unsigned queries, const AttentionRows& rows,
-                                         int u0, int count, float scale) {
+                                         int u0, int count, const AttentionSize& size) {
+    const float scale = attention_exponent<MASK>(size);
     unsigned p[Tiles::COLS / 16][4];
     for (int i = 0; i < count; i++) {
         const int at = pipe.passed++, is_behind = Tiles::OVERLAP && i > 0;
@@ -420,6 +440,7 @@ __device__ inline void attention_attend_(float (&acc)[1][Tiles::W / 8][4], Atten
         }
         wgmma_settle(s[0]);
         attention_release(stage);
+        attention_cap<MASK>(s, size);
         attention_mask<MASK>(s, rows, u0 + i * Tiles::COLS);
         const bool grew = attention_largest(largest, s, softmax, scale);
         if (grew) {
@@ -489,8 +510,7 @@ __device__ inline void attention_forward_work_(X* out, float* lse, AttentionPipe
         AttentionSoftmax<1> softmax;
         attention_softmax_open(softmax);
         attention_attend_<X, Tiles, MASK>(acc, softmax, pipe, ptx_shared_address(tile + group * 64 * 128),
-                                          rows, work.from + seen.x * Tiles::COLS, seen.y - seen.x,
-                                          ATTENTION_LOG2_E / size.root);
+                                          rows, work.from + seen.x * Tiles::COLS, seen.y - seen.x, size);
         const size_t row = (size_t)work.b * size.T;
         attention_finish(acc, lse + ((size_t)work.b * size.NH + work.h) * size.T, softmax, row0, size.T);
         barrier_of<128>(1 + group);
@@ -526,7 +546,7 @@ __device__ inline void attention_block(unsigned char* memory, Fill fill, Work wo
 
 // A block computes tiles of ROWS queries of one head, as many as it finds.
 // grid   as many blocks as fit on the GPU      block   128 (GROUPS + 1)
-// shared 2 q, STAGES (k, v)
+// shared OWNS q, STAGES (k, v)
 // moves  B*T*QKV in, B*T*Q out, B*NH*T fp32 out. Tiles of a head are read again from L2.
 //        Bound equally by tensor cores and exponentials.
 // order  fixed
@@ -558,9 +578,8 @@ static inline void attention_forward_wgmma(const AttentionPassGpu<X>* pass, cons
                    most = (unsigned)(gpu->multiprocessors * Tiles::BLOCKS);
     const int QKV = attention_qkv_size(sizes), HS = sizes.HS, heads = sizes.NH + 2 * sizes.KV, B = sizes.B;
     const CUtensorMap q_map = attention_map(pass->qkv, heads, HS, sizes.T, QKV, B, Tiles::ROWS),
-                      kv_map = MASK == ATTENTION_GATHERED
-                                   ? attention_map(pass->kv, 2 * sizes.KV, HS, attention_keys(sizes),
-                                                   2 * (size_t)size.K, B, Tiles::COLS)
+                      kv_map = attention_is_general(MASK)
+                                   ? attention_general_map(pass, size, Tiles::COLS)
                                    : attention_map(pass->qkv, heads, HS, sizes.T, QKV, B, Tiles::COLS);
     launch(attention_forward_wgmma_kernel<X, Tiles, MASK>, tiles < most ? tiles : most, Tiles::THREADS,
            Tiles::BYTES, gpu, q_map, kv_map, pass->out, pass->lse, pass->starts, scratch->taken, tiles, size);
@@ -571,7 +590,7 @@ static inline void attention_forward_tiled_(const AttentionPassGpu<X>* pass, con
                                             AttentionSize size, const Gpu* gpu) {
     if constexpr (ATTENTION_ROW_ALIGN % Tiles::ROWS == 0) {
         if (pass->kv) {
-            attention_forward_wgmma<Tiles, ATTENTION_GATHERED>(pass, scratch, size, gpu);
+            attention_forward_wgmma<Tiles, ATTENTION_GENERAL>(pass, scratch, size, gpu);
             return;
         }
     }
@@ -588,20 +607,28 @@ static inline void attention_wgmma_forward(const AttentionPassGpu<X>* pass, cons
                                            AttentionSize size, const Gpu* gpu) {
     const int number = scratch->way > 0 ? scratch->way - 1 : attention_wgmma_tiling(pass->sizes, 0);
     const int gathered = pass->kv != NULL;
-    const auto forward = size.HS > 64  ? (number ? attention_forward_tiled_<AttentionForward128Apart, X>
-                                                 : attention_forward_tiled_<AttentionForward128, X>)
-                         : number == 1 ? (gathered ? attention_forward_tiled_<AttentionForward64Long, X>
-                                                   : attention_forward_tiled_<AttentionForward64Longer, X>)
-                         : number == 0 || gathered ? attention_forward_tiled_<AttentionForward64, X>
-                                                   : attention_forward_tiled_<AttentionForward64Three, X>;
+    const bool capped = pass->sizes.cap > 0;
+    const auto of_256 = capped ? attention_forward_wgmma<AttentionForward256, ATTENTION_CAPPED, X>
+                               : attention_forward_wgmma<AttentionForward256, ATTENTION_GENERAL, X>;
+    const auto of_128 = capped   ? attention_forward_wgmma<AttentionForward128, ATTENTION_CAPPED, X>
+                        : number ? attention_forward_tiled_<AttentionForward128Apart, X>
+                                 : attention_forward_tiled_<AttentionForward128, X>;
+    const auto of_64 = capped        ? attention_forward_wgmma<AttentionForward64, ATTENTION_CAPPED, X>
+                       : number == 1 ? (gathered ? attention_forward_tiled_<AttentionForward64Long, X>
+                                                 : attention_forward_tiled_<AttentionForward64Longer, X>)
+                       : number == 0 || gathered ? attention_forward_tiled_<AttentionForward64, X>
+                                                 : attention_forward_tiled_<AttentionForward64Three, X>;
+    const auto forward = size.HS > 128 ? of_256 : size.HS > 64 ? of_128 : of_64;
     forward(pass, scratch, size, gpu);
 }
 
 #endif
 
-// Returns whether the kernels by wgmma compute attention.
-template <class X> static inline int attention_by_wgmma(AttentionInstructions by, const AttentionSize& size) {
-    return PTX_HAS_WGMMA && by == ATTENTION_BY_WGMMA && sizeof(X) == 2 && size.packs && size.HS <= 128;
+// Returns whether the kernels by wgmma compute a pass.
+template <class X>
+static inline int attention_by_wgmma(AttentionInstructions by, const AttentionSize& size, int is_backward) {
+    return PTX_HAS_WGMMA && by == ATTENTION_BY_WGMMA && sizeof(X) == 2 && size.packs &&
+           size.HS <= attention_wgmma_widest(is_backward);
 }
 
 #endif

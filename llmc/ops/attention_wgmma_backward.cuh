@@ -112,10 +112,12 @@ __device__ inline void attention_delta_of_(float2 (&rows)[1][2], const X* out, s
 
 // Adds to dq of the warpgroup's queries the part of the next tile of keys, from u0 on.
 template <class X, class Tiles, AttentionMask MASK>
-__device__ inline void
-attention_query_grad_step_(float (&dq)[1][Tiles::W / 8][4], AttentionPipe& pipe,
-                           const unsigned (&q)[Tiles::W / 16][4], const unsigned (&dout)[Tiles::W / 16][4],
-                           const float2 (&mine)[1][2], const AttentionRows& rows, int u0, float scale) {
+__device__ inline void attention_query_grad_step_(float (&dq)[1][Tiles::W / 8][4], AttentionPipe& pipe,
+                                                  const unsigned (&q)[Tiles::W / 16][4],
+                                                  const unsigned (&dout)[Tiles::W / 16][4],
+                                                  const float2 (&mine)[1][2], const AttentionRows& rows,
+                                                  int u0, const AttentionSize& size) {
+    const float scale = attention_exponent<MASK>(size);
     const int at = pipe.passed++;
     const AttentionStage keys = attention_stage_of<Tiles>(pipe, at, 0),
                          values = attention_stage_of<Tiles>(pipe, at, 1);
@@ -131,10 +133,12 @@ attention_query_grad_step_(float (&dq)[1][Tiles::W / 8][4], AttentionPipe& pipe,
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_settle(s[0]);
+    attention_cap<MASK>(s, size);
     attention_mask<MASK>(s, rows, u0);
 #pragma unroll
     for (int i = 0; i < Tiles::COLS / 2; i++) {
-        s[0][i / 4][i % 4] = exp2_approx(s[0][i / 4][i % 4] * scale - mine[0][i % 4 / 2].x);
+        const float slope = attention_slope<MASK>(s[0][i / 4][i % 4]);
+        s[0][i / 4][i % 4] = exp2_approx(s[0][i / 4][i % 4] * scale - mine[0][i % 4 / 2].x) * slope;
     }
     wgmma_wait<0>();
     wgmma_settle(ds[0]);
@@ -180,19 +184,18 @@ __device__ inline void attention_query_grad_work_(const AttentionGrads_<X>& to, 
     attention_keep_<W>(q, q_tile, ROWS, warp_row);
     attention_keep_<W>(dout, d_tile, ROWS, warp_row);
     float dq[1][W / 8][4] = {};
-    const float scale = 1.0f / size.root;
     attention_pass<Tiles>(pipe, seen.x);
     for (int i = seen.x; i < seen.y; i++) {
         attention_query_grad_step_<X, Tiles, MASK>(dq, pipe, q, dout, mine, rows, work.from + i * Tiles::COLS,
-                                                   scale * ATTENTION_LOG2_E);
+                                                   size);
     }
     attention_pass<Tiles>(pipe, work.steps - seen.y);
-    const float scales[1][2] = {{scale, scale}};
+    const float scale = size.scale.scale, scales[1][2] = {{scale, scale}};
     attention_rescale(dq, scales);
     const size_t stride = attention_stride(size);
     attention_write<X, W>(to.dqkv + row * stride + work.h * size.HS, stride, count, size.HS, q_tile, ROWS,
                           warp_row, dq);
-    if (MASK != ATTENTION_GATHERED) {
+    if (!attention_is_general(MASK) || to.sums) {
         barrier_of<128 * Tiles::GROUPS>(1);
         attention_sum_columns_<X, Tiles>(to.sums + ((size_t)work.b * size.tiles + work.t0 / ROWS) * stride +
                                              work.h * size.HS,
@@ -243,7 +246,7 @@ __device__ inline AttentionKeysWork_ attention_keys_work_(int tile, const int* s
     work.b = head / size.KV;
     work.j = head % size.KV;
     work.u0 = tile % size.tiles * Tiles::ROWS;
-    work.first = MASK == ATTENTION_GATHERED ? token_chunks_from(size.chunks, work.u0, size.T) : work.u0;
+    work.first = attention_is_general(MASK) ? token_chunks_from(size.chunks, work.u0, size.T) : work.u0;
     work.steps = ceil_div(size.T - work.first, Tiles::COLS);
     // tiles whose first query sees no key follow the others
     if (MASK != ATTENTION_CAUSAL) {
@@ -269,7 +272,7 @@ __device__ inline void attention_fill_all_keys_(AttentionPipe& pipe, const CUten
                                                 const CUtensorMap* d_map, const CUtensorMap* kv_map,
                                                 const float2* rows, const int* starts, unsigned* taken,
                                                 unsigned tiles, const AttentionSize& size, int Tp) {
-    const int keys_head = MASK == ATTENTION_GATHERED ? 0 : size.NH, group = size.NH / size.KV;
+    const int keys_head = attention_is_general(MASK) ? 0 : size.NH, group = size.NH / size.KV;
     int tile;
     for (int n = 0; (tile = attention_take<Tiles>(pipe, n, taken, tiles)) >= 0; n++) {
         const AttentionKeysWork_ work = attention_keys_work_<Tiles, MASK>(tile, starts, size);
@@ -350,18 +353,25 @@ __device__ inline float4 attention_two_rows_(const float2* rows, int n) {
     return *reinterpret_cast<const float4*>(rows + 8 * n + 2 * ((int)threadIdx.x % 4));
 }
 
-template <int N>
-__device__ inline void attention_exp_of_keys_(float (&s)[1][N][4], const float2* rows, float scale) {
+// Sets p, rounded to a left operand. Turns s into p times the slope of the cap.
+template <class X, AttentionMask MASK, int N>
+__device__ inline void attention_exp_of_keys_(unsigned (&p)[N / 2][4], float (&s)[1][N][4],
+                                              const float2* rows, float scale) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const float4 two = attention_two_rows_(rows, n);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            s[0][n][e] = exp2_approx(s[0][n][e] * scale - (e % 2 ? two.z : two.x));
+        for (int half = 0; half < 2; half++) {
+            float &a = s[0][n][2 * half], &b = s[0][n][2 * half + 1];
+            const float slope_a = attention_slope<MASK>(a), slope_b = attention_slope<MASK>(b);
+            a = exp2_approx(a * scale - two.x), b = exp2_approx(b * scale - two.z);
+            p[n / 2][n % 2 * 2 + half] = attention_pair<X>(a, b);
+            a *= slope_a, b *= slope_b;
         }
     }
 }
 
+// Turns dp into ds, given the above.
 template <int N>
 __device__ inline void attention_ds_of_keys_(float (&dp)[1][N][4], const float (&p)[1][N][4],
                                              const float2* rows) {
@@ -384,7 +394,7 @@ __device__ inline void attention_key_grads_all_(float (&dk)[1][Tiles::W / 8][4],
                                                 const AttentionSize& size) {
     const int all = work.steps * (size.NH / size.KV);
     const AttentionStarts<MASK> first_key = {starts, work.b * attention_last<MASK>(size)};
-    const float scale = ATTENTION_LOG2_E / size.root;
+    const float scale = attention_exponent<MASK>(size);
     float s[1][Tiles::COLS / 8][4], dp[1][Tiles::COLS / 8][4];
     unsigned p[Tiles::COLS / 16][4], ds[Tiles::COLS / 16][4];
     if (Tiles::OVERLAP && all > 0) {
@@ -401,10 +411,10 @@ __device__ inline void attention_key_grads_all_(float (&dk)[1][Tiles::W / 8][4],
             wgmma_wait<1>();
             wgmma_settle(s[0]);
         }
+        attention_cap<MASK>(s, size);
         attention_mask_queries_<Tiles, MASK>(s, row0, work.first + step * Tiles::COLS, first_key, size);
         step = step + 1 < work.steps ? step + 1 : 0;
-        attention_exp_of_keys_(s, rows, scale);
-        attention_round<X>(p, s[0]);
+        attention_exp_of_keys_<X, MASK>(p, s, rows, scale);
         if (!Tiles::OVERLAP) {
             wgmma_wait<0>();
             wgmma_settle(dp[0]);
@@ -443,15 +453,15 @@ __device__ inline void attention_key_grads_work_(const AttentionGrads_<X>& to, A
     kept.v_address = ptx_shared_address(v_tile + group * 64 * 128);
     float dk[1][W / 8][4] = {}, dv[1][W / 8][4] = {};
     attention_key_grads_all_<X, Tiles, MASK>(dk, dv, pipe, kept, work, row0, to.starts, size);
-    const float scale = 1.0f / size.root, scales[1][2] = {{scale, scale}};
+    const float scale = size.scale.scale, scales[1][2] = {{scale, scale}};
     attention_rescale(dk, scales);
     const size_t stride = attention_key_stride<MASK>(size);
-    X* dk_to = (MASK == ATTENTION_GATHERED ? to.dkv : to.dqkv + size.Q) +
+    X* dk_to = (attention_is_general(MASK) ? to.dkv : to.dqkv + size.Q) +
                ((size_t)work.b * last + row0) * stride + column;
     barrier_of<128>(2 + group);
     attention_write<X, W>(dk_to, stride, last - row0, size.HS, k_tile, ROWS, warp_row, dk);
     attention_write<X, W>(dk_to + size.K, stride, last - row0, size.HS, v_tile, ROWS, warp_row, dv);
-    if (MASK != ATTENTION_GATHERED) {
+    if (!attention_is_general(MASK) || to.sums) {
         barrier_of<128 * Tiles::GROUPS>(1);
         float* sums = to.sums + ((size_t)work.b * size.tiles + work.u0 / ROWS) * stride + size.Q + column;
         attention_sum_columns_<X, Tiles>(sums, k_tile, size.HS);
@@ -499,7 +509,6 @@ static inline int attention_backward_wgmma_(const AttentionGradientsGpu<X>* d,
                                             AttentionSize size, const Gpu* gpu) {
     static_assert(Queries::ROWS == Keys::ROWS && ATTENTION_ROW_ALIGN % Queries::ROWS == 0,
                   "room for rows and sums");
-    constexpr int IS_GATHERED = MASK == ATTENTION_GATHERED;
     const AttentionSizes sizes = pass->sizes;
     const int Tp = attention_padded(size.T), QKV = attention_qkv_size(sizes), HS = sizes.HS, T = sizes.T,
               heads = sizes.NH + 2 * sizes.KV, B = sizes.B, last = attention_keys(sizes);
@@ -508,19 +517,20 @@ static inline int attention_backward_wgmma_(const AttentionGradientsGpu<X>* d,
         return attention_map(d->dout, sizes.NH, HS, T, (size_t)size.Q, B, box);
     };
     const auto kv_map = [=](int box) {
-        return IS_GATHERED ? attention_map(pass->kv, 2 * sizes.KV, HS, last, 2 * (size_t)size.K, B, box)
-                           : qkv_map(box);
+        return attention_is_general(MASK) ? attention_general_map(pass, size, box) : qkv_map(box);
     };
+    X* keys_to = pass->kv ? d->dkv : d->dqkv + size.Q;
+    float* sums = pass->kv ? NULL : scratch->sums;
     const unsigned most = (unsigned)gpu->multiprocessors,
                    queries = attention_grid(&size, T, (size_t)B * sizes.NH, Queries::ROWS);
     launch(attention_query_grad_wgmma_kernel<X, Queries, MASK>, queries < most ? queries : most,
            Queries::THREADS, Queries::BYTES, gpu, qkv_map(Queries::ROWS), out_map(Queries::ROWS),
-           kv_map(Queries::COLS), d->dqkv, scratch->rows, scratch->sums, (const X*)pass->out,
-           (const float*)pass->lse, pass->starts, scratch->taken, queries, size, Tp);
+           kv_map(Queries::COLS), d->dqkv, scratch->rows, sums, (const X*)pass->out, (const float*)pass->lse,
+           pass->starts, scratch->taken, queries, size, Tp);
     const unsigned keys = attention_grid(&size, last, (size_t)B * sizes.KV, Keys::ROWS);
     launch(attention_key_grads_wgmma_kernel<X, Keys, MASK>, keys < most ? keys : most, Keys::THREADS,
-           Keys::BYTES, gpu, qkv_map(Keys::COLS), out_map(Keys::COLS), kv_map(Keys::ROWS), d->dqkv, d->dkv,
-           scratch->sums, (const float2*)scratch->rows, pass->starts, scratch->taken, keys, size, Tp);
+           Keys::BYTES, gpu, qkv_map(Keys::COLS), out_map(Keys::COLS), kv_map(Keys::ROWS), d->dqkv, keys_to,
+           sums, (const float2*)scratch->rows, pass->starts, scratch->taken, keys, size, Tp);
     return size.tiles;
 }
 
@@ -533,9 +543,15 @@ static inline int attention_wgmma_backward(const AttentionGradientsGpu<X>* d, co
     (size.HS > 64        ? attention_backward_wgmma_<AttentionQueries128, Keys, MASK, X>                     \
      : scratch->way == 2 ? attention_backward_wgmma_<AttentionQueries64, AttentionKeys64Apart, MASK, X>      \
                          : attention_backward_wgmma_<AttentionQueries64, AttentionKeys64, MASK, X>)
-    const auto backward = pass->kv       ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_GATHERED)
-                          : pass->starts ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_DOCUMENTS)
-                                         : ATTENTION_PASS_(AttentionKeys128, ATTENTION_CAUSAL);
+    const auto backward =
+        pass->sizes.cap > 0
+            ? (size.HS > 64
+                   ? attention_backward_wgmma_<AttentionQueries128, AttentionKeys128Masked, ATTENTION_CAPPED,
+                                               X>
+                   : attention_backward_wgmma_<AttentionQueries64, AttentionKeys64Apart, ATTENTION_CAPPED, X>)
+        : pass->kv     ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_GENERAL)
+        : pass->starts ? ATTENTION_PASS_(AttentionKeys128Masked, ATTENTION_DOCUMENTS)
+                       : ATTENTION_PASS_(AttentionKeys128, ATTENTION_CAUSAL);
 #undef ATTENTION_PASS_
     return backward(d, pass, scratch, size, gpu);
 }

@@ -31,6 +31,7 @@ is_top is wanted.
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
+#include "llmc/ops/softcap.cuh"
 
 #define CROSS_ENTROPY_LOG2E 1.44269504f
 #define CROSS_ENTROPY_LN2 0.69314718f
@@ -43,11 +44,10 @@ typedef struct {
     float max, shift, sum;
 } SoftmaxSum_;
 
-// Returns y of a logit (cross_entropy.h). NaN, which fminf drops, stays NaN.
+// Returns y of a logit (cross_entropy.h).
 template <bool CAPPED> __device__ inline float cross_entropy_y_(float x, float softcap) {
     if constexpr (CAPPED) {
-        const float e = exp2_approx(fminf(x * (-2.0f * CROSS_ENTROPY_LOG2E / softcap), 60.0f));
-        return x != x ? x : softcap * __fdividef(1.0f - e, 1.0f + e);
+        return softcap * softcap_tanh(x, softcap);
     } else {
         return x;
     }
@@ -56,7 +56,7 @@ template <bool CAPPED> __device__ inline float cross_entropy_y_(float x, float s
 // Returns dy / dlogit, given y.
 template <bool CAPPED> __device__ inline float cross_entropy_slope_(float y, float softcap) {
     if constexpr (CAPPED) {
-        return 1.0f - (y / softcap) * (y / softcap);
+        return softcap_slope(y / softcap);
     } else {
         return 1.0f;
     }

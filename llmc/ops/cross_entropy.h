@@ -40,8 +40,8 @@ counted tokens times counted / all; targets_factor undoes that.
 #include <math.h>
 #include <stddef.h>
 
-#include "llmc/base/host_device.h"
 #include "llmc/base/vec.h"
+#include "llmc/ops/softcap.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -71,20 +71,6 @@ int targets_count(const int* target, int N);
 // count. The mean over none is NaN.
 static inline double targets_factor(double all, double counted) {
     return counted > 0 ? all / counted : (double)NAN;
-}
-
-// Returns y, capped, of a logit.
-HOST_DEVICE float cross_entropy_cap(float x, float softcap) {
-    return softcap > 0 ? softcap * tanhf(x / softcap) : x;
-}
-
-// Return y / softcap and y of LANES logits, with softcap above 0, wrong by a few roundings.
-ALWAYS_INLINE Vec cross_entropy_tanh_vec(Vec x, float softcap) {
-    const Vec e = vec_exp2(vec_min(vec_all(126.0f), x * (-2.0f * LOG2_E / softcap))); // finite
-    return (1.0f - e) / (1.0f + e);
-}
-ALWAYS_INLINE Vec cross_entropy_cap_vec(Vec x, float softcap) {
-    return softcap * cross_entropy_tanh_vec(x, softcap);
 }
 
 void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, CrossEntropy of);
@@ -181,10 +167,10 @@ ALWAYS_INLINE float cross_entropy_capped_sum_(float* keep, const float* x, float
     Vec sum = vec_all(0.0f);
     int v = 0;
     for (; v + LANES <= V; v += LANES) {
-        const Vec t = cross_entropy_tanh_vec(vec_load(x + v), softcap), e = vec_exp(softcap * t - max);
+        const Vec t = softcap_tanh_vec(vec_load(x + v), softcap), e = vec_exp(softcap * t - max);
         sum += e;
         if (keep) {
-            vec_store(keep + v, e * (1.0f - t * t));
+            vec_store(keep + v, e * softcap_slope_vec(t));
         }
     }
     float total = vec_hsum(sum);
@@ -192,7 +178,7 @@ ALWAYS_INLINE float cross_entropy_capped_sum_(float* keep, const float* x, float
         const float t = tanhf(x[v] / softcap), e = expf(softcap * t - max);
         total += e;
         if (keep) {
-            keep[v] = e * (1.0f - t * t);
+            keep[v] = e * softcap_slope(t);
         }
     }
     return total;
@@ -205,15 +191,15 @@ typedef struct {
 
 // Returns dy / dlogit, given y.
 static float cross_entropy_slope_(float y, float softcap) {
-    return softcap > 0 ? 1 - (y / softcap) * (y / softcap) : 1;
+    return softcap > 0 ? softcap_slope(y / softcap) : 1;
 }
 
 // Keeps the exponentials, times dy / dlogit, in `keep` unless it is NULL; it may be x. Compiled
 // once, so that losses have the same bits with gradients and without.
 static __attribute__((noinline)) CrossEntropyRow_ cross_entropy_row_(float* keep, const float* x, int target,
                                                                      CrossEntropy of) {
-    const float largest = cross_entropy_max_(x, of.V), max = cross_entropy_cap(largest, of.softcap);
-    CrossEntropyRow_ row = {max, 0, cross_entropy_cap(x[target], of.softcap), 1};
+    const float largest = cross_entropy_max_(x, of.V), max = softcap_of(largest, of.softcap);
+    CrossEntropyRow_ row = {max, 0, softcap_of(x[target], of.softcap), 1};
     row.slope = cross_entropy_slope_(row.target, of.softcap);
     if (of.softcap > 0) {
         row.sum = cross_entropy_capped_sum_(keep, x, max, of.softcap, of.V);
@@ -331,10 +317,10 @@ static CrossEntropyWhole_ cross_entropy_whole_(const CrossEntropySlice* rows, in
         whole.top = row->largest > largest ? row->top : whole.top;
         largest = row->largest > largest ? row->largest : largest;
     }
-    whole.max = cross_entropy_cap(largest, of.softcap);
+    whole.max = softcap_of(largest, of.softcap);
     for (int i = 0; i < slices; i++) {
         const CrossEntropySlice* row = &rows[(size_t)i * of.N + n];
-        whole.sum += row->sum * expf(cross_entropy_cap(row->largest, of.softcap) - whole.max);
+        whole.sum += row->sum * expf(softcap_of(row->largest, of.softcap) - whole.max);
         whole.target += row->target;
     }
     return whole;
@@ -362,7 +348,7 @@ void cross_entropy_slice_backward_cpu(float* logits, const CrossEntropySlice* ro
             continue;
         }
         const CrossEntropyWhole_ row = cross_entropy_whole_(rows, slices, n, of);
-        const float max = cross_entropy_cap(rows[(size_t)i * of.N + n].largest, of.softcap);
+        const float max = softcap_of(rows[(size_t)i * of.N + n].largest, of.softcap);
         const float factor =
             scale / row.sum * (1 + 2 * of.z_loss * (logf(row.sum) + row.max)) * expf(max - row.max);
         for (int v = 0; v < of.V; v++) {

@@ -21,17 +21,13 @@ slices, a row is read once for the sums of a slice, and once more for its gradie
 
 enum { DISTILL_THREADS_ = 512 };
 
-// Returns y of a logit. -infinity, which stands past the end of a row, stays; so does NaN.
+// Returns y of a logit. -infinity, which stands past the end of a row, stays.
 __device__ inline float distill_y_(float x, float softcap) {
-    if (softcap == 0 || x == -INFINITY || x != x) {
-        return x;
-    }
-    const float e = exp2_approx(fminf(x * (-2.0f * CROSS_ENTROPY_LOG2E / softcap), 60.0f));
-    return softcap * __fdividef(1.0f - e, 1.0f + e);
+    return softcap == 0 || x == -INFINITY ? x : softcap * softcap_tanh(x, softcap);
 }
 
 __device__ inline float distill_slope_(float y, float softcap) {
-    return softcap > 0 ? 1.0f - (y / softcap) * (y / softcap) : 1.0f;
+    return softcap > 0 ? softcap_slope(y / softcap) : 1.0f;
 }
 
 // Sets y for elements v ... v + WIDTH - 1 of a row; -infinity from element V on.

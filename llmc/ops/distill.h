@@ -109,10 +109,10 @@ typedef struct {
 static void distill_cap_(float* row, int V, float softcap) {
     int v = 0;
     for (; v + LANES <= V && softcap > 0; v += LANES) {
-        vec_store(row + v, cross_entropy_cap_vec(vec_load(row + v), softcap));
+        vec_store(row + v, softcap_vec(vec_load(row + v), softcap));
     }
     for (; v < V; v++) {
-        row[v] = cross_entropy_cap(row[v], softcap);
+        row[v] = softcap_of(row[v], softcap);
     }
 }
 
@@ -159,9 +159,7 @@ static float distill_divergence_(const float* z, float shift, const float* y, Di
     return total;
 }
 
-static float distill_slope_(float y, float softcap) {
-    return softcap > 0 ? 1 - (y / softcap) * (y / softcap) : 1;
-}
+static float distill_slope_(float y, float softcap) { return softcap > 0 ? softcap_slope(y / softcap) : 1; }
 
 static float distill_dy_(float y, DistillRow_ r) {
     return r.of_p * expf(y - r.lse) + r.of_pt * expf(y * r.over_t + r.shift);
@@ -174,7 +172,7 @@ static void distill_gradient_(float* y, const float* z, float of_q, float shift,
         const Vec x = vec_load(y + v), capped = x / r.softcap;
         Vec dy = r.of_p * vec_exp(x - r.lse) + r.of_pt * vec_exp(x * r.over_t + r.shift);
         dy -= of_q * vec_exp(vec_load(z + v) * r.over_t + shift);
-        vec_store(y + v, r.softcap > 0 ? dy * (1.0f - capped * capped) : dy);
+        vec_store(y + v, r.softcap > 0 ? dy * softcap_slope_vec(capped) : dy);
     }
     for (; v < V; v++) {
         const float of_teacher = of_q * expf(z[v] * r.over_t + shift);

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
         Pack<X> out;
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
-            const float y = scale * swiglu_at(to_float(gate[i]), to_float(up[i])).out;
+            const float y = scale * swiglu_activation_::at(to_float(gate[i]), to_float(up[i])).out;
             out[i] = from_float<X>(is_padding ? 0.0f : y);
         }
         store_pack(act + (size_t)m * F + f, out);
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
         Pack<X> dgate, dup;
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
-            const SwigluGpu y = swiglu_at(to_float(gate[i]), to_float(up[i]));
+            const GatedGpu y = swiglu_activation_::at(to_float(gate[i]), to_float(up[i]));
             const float d = to_float(dacts[i]);
             sum += d * y.out;
             dgate[i] = from_float<X>(is_padding ? 0.0f : scale * d * y.by_gate);

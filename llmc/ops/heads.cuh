@@ -24,7 +24,7 @@ enum {
     HEADS_THREADS = 256,
     HEADS_TOKENS = 64,
     HEADS_TOGETHER = 4,
-    HEADS_WIDEST = 128,
+    HEADS_WIDEST = 256,
     HEADS_ROW_THREADS = 512,
     HEADS_ROW_COLUMNS_ = 16 // most columns of a thread, of all heads together
 };
@@ -32,7 +32,7 @@ enum {
 // Heads (heads.h) of type X.
 template <class X> struct HeadsGpu {
     HeadsKind kind;
-    float eps;
+    float eps, offset;
     AttentionSizes sizes;
     Rope rope;
     const int* positions;
@@ -217,7 +217,7 @@ __device__ inline void heads_load_weight_(HeadsWords_<X, WIDTH>& to, const Heads
 // needs  lanes >= HS / (ITEMS WIDTH), a power of two up to 32; HS a multiple of WIDTH; if that is a
 //        pack, aligned addresses
 template <class X, int WIDTH, HeadsKind KIND>
-__global__ void __launch_bounds__(HEADS_THREADS, WIDTH == 2 ? 2 : 4)
+__global__ void __launch_bounds__(HEADS_THREADS, WIDTH == 2 || sizeof(X) == 4 ? 2 : 4)
     heads_forward_kernel(X* qkv, HeadsGpu<X> heads, float sign, int N, int lanes) {
     const HeadsBlock_ block = heads_block_(heads.sizes, N, lanes);
     const HeadsLane_<WIDTH> lane = heads_lane_<WIDTH>(heads.sizes.HS, lanes);
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(HEADS_THREADS, WIDTH == 2 ? 2 : 4)
                 const float r = rsqrtf(heads_mean_(heads_dot_(x, x), part, lanes) + heads.eps);
 #pragma unroll
                 for (int i = 0; i < HeadsLane_<WIDTH>::COLUMNS; i++) {
-                    x[i] *= KIND == HEADS_NORM ? r * weight[i] : r;
+                    x[i] *= KIND == HEADS_NORM ? r * (weight[i] + heads.offset) : r;
                 }
                 if (KIND == HEADS_UNIT_NORM && is_head && lane.first == 0) {
                     heads.rstd[at.in_rstd + j] = r;
@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(HEADS_THREADS, KIND == HEADS_NORM ? 2 : 3)
                 for (int i = 0; i < COLUMNS; i++) {
                     x[i] *= r;
                     sum[i] += g[i] * x[i];
-                    g[i] *= weight[i];
+                    g[i] *= weight[i] + heads.offset;
                 }
                 heads_norm_backward_(g, x, r, heads_mean_(heads_dot_(g, x), part, lanes));
             }
@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(HEADS_ROW_THREADS) heads_row_forward_kernel(X*
     }
     const float r = 1.0f / sqrtf(block_sum(squares) / (float)row.cols + heads.eps);
     for (int c = (int)threadIdx.x; c < row.cols; c += HEADS_ROW_THREADS) {
-        x[c] = from_float<X>(to_float(x[c]) * r * to_float(row.weight[c]));
+        x[c] = from_float<X>(to_float(x[c]) * r * (to_float(row.weight[c]) + heads.offset));
     }
 }
 
@@ -429,7 +429,7 @@ __global__ void __launch_bounds__(HEADS_ROW_THREADS)
                 g[i] = to_float(dqkv[row.in_qkv + c]);
                 x[i] = to_float(heads.raw[row.in_raw + c]);
                 squares += x[i] * x[i];
-                product += g[i] * to_float(row.weight[c]) * x[i];
+                product += g[i] * (to_float(row.weight[c]) + heads.offset) * x[i];
             }
         }
         const float r = 1.0f / sqrtf(block_sum(squares) / (float)row.cols + heads.eps),
@@ -439,7 +439,8 @@ __global__ void __launch_bounds__(HEADS_ROW_THREADS)
             const int c = (int)threadIdx.x + i * HEADS_ROW_THREADS;
             if (c < row.cols) {
                 sum[i] += g[i] * (x[i] * r);
-                dqkv[row.in_qkv + c] = from_float<X>(r * (g[i] * to_float(row.weight[c]) - x[i] * r * mean));
+                const float w = to_float(row.weight[c]) + heads.offset;
+                dqkv[row.in_qkv + c] = from_float<X>(r * (g[i] * w - x[i] * r * mean));
             }
         }
     }

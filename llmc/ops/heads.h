@@ -13,7 +13,8 @@ heads of a token together, then rotary positions (rope.h).
     dx      = r (g - x r mean(g x r))      g = dn weight
     dweight = sum of dn x r over tokens and heads
 
-Without weights, rotation and norm commute: dx is computed from out, which is kept anyway.
+A weight is the element in memory plus an offset (norm.h). Without weights, rotation and norm
+commute: dx is computed from out, which is kept anyway.
 
     qkv, dqkv     (N, QKV)      x becomes out, and dout dx, in place; values stay as they are
     raw           (N, (NH + KV) HS)   x, kept by norms with weights for the backward pass; NULL: not
@@ -29,7 +30,7 @@ sums in a fixed order.
 #define LLMC_HEADS_H
 
 #include "llmc/base/token_chunks.h"
-#include "llmc/ops/attention.h"
+#include "llmc/ops/attention_sizes.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/rope.h"
 
@@ -63,7 +64,7 @@ static inline HeadsParts heads_parts(HeadsKind kind) {
 
 typedef struct {
     HeadsKind kind;
-    float eps;
+    float eps, offset;
     AttentionSizes sizes;
     Rope rope;
     const int* positions;
@@ -120,7 +121,7 @@ static float heads_rstd_(const float* x, const Heads* heads, int n) {
 static void heads_weigh_(float* x, const float* weight, const Heads* heads, int n) {
     const float r = heads_rstd_(x, heads, n);
     for (int c = 0; c < n; c++) {
-        x[c] *= r * weight[c];
+        x[c] *= r * (weight[c] + heads->offset);
     }
 }
 
@@ -190,7 +191,7 @@ static void heads_norm_backward_(float* dn, float* sum, const float* x, const fl
     const float r = heads_rstd_(x, heads, n);
     for (int c = 0; c < n; c++) {
         sum[c] += dn[c] * (x[c] * r);
-        dn[c] *= weight[c];
+        dn[c] *= weight[c] + heads->offset;
     }
     const float mean = vec_dot(dn, x, n) * r / (float)n;
     for (int c = 0; c < n; c++) {

@@ -1,8 +1,8 @@
 /*
 norm.cuh -- norms (norm.h) on the GPU, on T = float, bf16 or fp16, computed in fp32.
 
-The kernels are templates on the kind: NORM_LAYER, or NORM_RMS, which is also RMS_ALONE if it has no
-weights.
+The kernels are templates on the kind: NORM_LAYER; NORM_RMS, which is also RMS_ALONE if it has no
+weights; or NORM_RMS_PLUS, which is any kind of RMS with an offset, a factor or a residual.
 
 Results do not depend on the GPU. The split of rows into groups depends only on N. dweight and dbias
 are summed row by row within a group, then over the groups in a fixed order.
@@ -17,7 +17,8 @@ it has no data. norm_dinp_sum sets it to the same bits where dinp came from else
 With --matmul fp8 the kernels also set the codes of rows that they store (e4m3_rows.cuh), while they
 have them in registers: of out, and of dinp.
 
-The residual sum is not here: the matmul before a norm adds it (matmul_forward_residual).
+The matmul before a norm adds the residual (matmul_forward_residual), but not if the output of a
+branch has a norm or a factor: then norm_forward_residual or residual_sum does.
 */
 #ifndef LLMC_NORM_CUH
 #define LLMC_NORM_CUH
@@ -45,7 +46,7 @@ The residual sum is not here: the matmul before a norm adds it (matmul_forward_r
 // A norm of N rows, with what its forward pass keeps (norm.h).
 template <class T> struct NormGpu {
     NormKind kind;
-    float eps;
+    float eps, factor;
     const T *weight, *bias; // (C)
     float *mean, *rstd;     // (N)
     int N, C;
@@ -90,14 +91,28 @@ template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* f
     }
 }
 
-// Loads weights of columns c ...; ones without weights.
-template <int WIDTH, class T> __device__ inline void norm_load_weight_(float* to, const T* weight, int c) {
+// Numbers that NORM_RMS_PLUS has besides its weights: it multiplies a row by (weight + offset)
+// factor, or without weights by 1; a residual (N, C) that the forward pass adds, or NULL.
+template <class T> struct NormPlus_ {
+    float offset, factor;
+    const T* residual;
+};
+
+// Loads what multiplies columns c ... of a row of RMS.
+template <int WIDTH, NormKind KIND, class T>
+__device__ inline void norm_load_weight_(float* to, const T* weight, const NormPlus_<T>& plus, int c) {
     if (weight) {
         load_floats<WIDTH>(to, weight + c);
     } else {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             to[i] = 1.0f;
+        }
+    }
+    if constexpr (KIND == NORM_RMS_PLUS) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            to[i] = (to[i] + plus.offset) * plus.factor;
         }
     }
 }
@@ -137,19 +152,37 @@ template <NormKind KIND> __device__ inline float norm_mean_(float sum, int C) {
     }
 }
 
-// Loads weights and biases of columns c ...; ones and zeros if the kind has none.
+// Loads what multiplies columns c ... of a row, and what is added to them: biases, a residual, or
+// zeros.
 template <int WIDTH, NormKind KIND, class T>
-__device__ inline void norm_load_parameters_(float* w, float* b, const T* weight, const T* bias, int c) {
+__device__ inline void norm_load_parameters_(float* w, float* b, const T* weight, const T* bias,
+                                             const NormPlus_<T>& plus, size_t row, int c) {
     if constexpr (KIND == NORM_LAYER) {
         load_floats<WIDTH>(w, weight + c);
         load_floats<WIDTH>(b, bias + c);
     } else {
-        norm_load_weight_<WIDTH>(w, weight, c);
+        norm_load_weight_<WIDTH, KIND>(w, weight, plus, c);
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             b[i] = 0.0f;
         }
     }
+    if constexpr (KIND == NORM_RMS_PLUS) {
+        if (plus.residual) {
+            load_floats<WIDTH>(b, plus.residual + row + c);
+        }
+    }
+}
+
+// Returns the kind of the kernels for a norm, which may add a residual.
+template <class T> static inline NormKind norm_kernel_(const NormGpu<T>* norm, const T* residual) {
+    const int is_plain = (norm->factor == 1 || !norm->weight) && !norm_parts(norm->kind).offset && !residual;
+    assert(norm->kind != NORM_LAYER || is_plain);
+    return norm->kind == NORM_LAYER ? NORM_LAYER : is_plain ? NORM_RMS : NORM_RMS_PLUS;
+}
+
+template <class T> static inline NormPlus_<T> norm_plus_(const NormGpu<T>* norm, const T* residual) {
+    return {(float)norm_parts(norm->kind).offset, norm->weight ? norm->factor : 1.0f, residual};
 }
 
 // Calls `use(k, column, values)` for each of the thread's groups k of columns of a row.
@@ -206,14 +239,14 @@ __device__ inline void norm_load_row_(int4 (&row)[NORM_ITEMS], const T* from, bo
 // grid   up to the blocks that fit at once      block   (32, 8 rows), or (threads, 1)
 // shared 2 of block_sum
 // moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L1. CODES: also N*C bytes and N fp32
-//        out. Bound by memory.
+//        out. A residual: N*C in besides. Bound by memory.
 // order  fixed, the same for any grid
 // needs  C <= 4 WIDTH threads; C a multiple of WIDTH; aligned addresses if WIDTH is a pack,
 //        as with CODES
 template <class T, int WIDTH, NormKind KIND, bool CODES>
 __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
     norm_forward_kernel(T* out, E4m3Rows codes, float* mean, float* rstd, const T* inp, const T* weight,
-                        const T* bias, int N, int C, float eps) {
+                        const T* bias, NormPlus_<T> plus, int N, int C, float eps) {
     const int first = (int)(blockIdx.x * blockDim.y + threadIdx.y), step = (int)(gridDim.x * blockDim.y);
     int4 row[NORM_ITEMS], next[NORM_ITEMS];
     norm_load_row_<WIDTH>(next, inp + (size_t)first * C, first < N, C);
@@ -240,7 +273,7 @@ __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
         const float r = 1.0f / sqrtf(norm_row_sum_(squares) / C + eps);
         norm_each_<T, WIDTH>(row, C, [&](int k, int c, float* x) {
             float w[WIDTH], b[WIDTH];
-            norm_load_parameters_<WIDTH, KIND>(w, b, weight, bias, c);
+            norm_load_parameters_<WIDTH, KIND>(w, b, weight, bias, plus, (size_t)n * C, c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 x[i] = (x[i] - m) * r * w[i] + b[i];
@@ -265,7 +298,7 @@ __global__ void __launch_bounds__(32 * norm_forward_warps_(CODES))
 // moves  as norm_forward_kernel, if the rows being processed fit into the caches
 // order  fixed
 template <class T, NormKind KIND>
-__global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm) {
+__global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm, NormPlus_<T> plus) {
     const int C = norm.C;
     const size_t row = (size_t)blockIdx.x * C;
     float sum = 0, square = 0;
@@ -280,7 +313,7 @@ __global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm) 
     const float r = 1.0f / sqrtf(block_sum(square) / C + norm.eps);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         float w, b;
-        norm_load_parameters_<1, KIND>(&w, &b, norm.weight, norm.bias, c);
+        norm_load_parameters_<1, KIND>(&w, &b, norm.weight, norm.bias, plus, row, c);
         out[row + c] = from_float<T>((to_float(inp[row + c]) - m) * r * w + b);
     }
     if (threadIdx.x == 0) {
@@ -294,19 +327,21 @@ __global__ void norm_forward_long_kernel(T* out, const T* inp, NormGpu<T> norm) 
 // Launches one warp per row if its registers can hold one, otherwise one block per row. Without
 // room for codes in the registers, a separate kernel makes them.
 template <class T, int WIDTH, NormKind KIND>
-static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
+static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* norm, NormPlus_<T> plus,
+                                        const Gpu* gpu) {
+    constexpr bool MAY_FUSE = WIDTH > 1 && KIND != NORM_RMS_PLUS;
     const int N = norm->N, C = norm->C;
     const int threads = 32 * ceil_div(C, 32 * WIDTH * NORM_ITEMS);
-    const bool fuses = norm->codes.codes && threads <= 32 * norm_forward_warps_(true);
+    const bool fuses = MAY_FUSE && norm->codes.codes && threads <= 32 * norm_forward_warps_(true);
     if (threads > 1024) {
-        launch(norm_forward_long_kernel<T, KIND>, N, 1024, 0, gpu, out, inp, *norm);
+        launch(norm_forward_long_kernel<T, KIND>, N, 1024, 0, gpu, out, inp, *norm, plus);
     } else {
-        const auto kernel = fuses ? norm_forward_kernel<T, WIDTH, KIND, (WIDTH > 1)>
+        const auto kernel = fuses ? norm_forward_kernel<T, WIDTH, KIND, MAY_FUSE>
                                   : norm_forward_kernel<T, WIDTH, KIND, false>;
         const int rows = threads == 32 ? NORM_ROWS : 1, warps = threads / 32 * rows,
                   most = gpu->multiprocessors * int_max(norm_forward_warps_(fuses) / warps, 1);
         launch(kernel, int_min(ceil_div(N, rows), most), dim3(threads, rows), 0, gpu, out, norm->codes,
-               norm->mean, norm->rstd, inp, norm->weight, norm->bias, N, C, norm->eps);
+               norm->mean, norm->rstd, inp, norm->weight, norm->bias, plus, N, C, norm->eps);
     }
     if (norm->codes.codes && !fuses) {
         e4m3_rows(norm->codes, (const T*)out, N, C, gpu);
@@ -314,26 +349,70 @@ static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* 
 }
 
 template <class T, NormKind KIND>
-static inline void norm_forward_of_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
-    if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(out, inp, NULL) &&
+static inline void norm_forward_of_(T* out, const T* residual, const T* inp, const NormGpu<T>* norm,
+                                    const Gpu* gpu) {
+    const NormPlus_<T> plus = norm_plus_(norm, residual);
+    if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(out, inp, residual) &&
         norm_aligned_(norm->weight, norm->bias, NULL)) {
-        norm_launch_forward_<T, Pack<T>::SIZE, KIND>(out, inp, norm, gpu);
+        norm_launch_forward_<T, Pack<T>::SIZE, KIND>(out, inp, norm, plus, gpu);
     } else {
         assert(!norm->codes.codes);
-        norm_launch_forward_<T, 1, KIND>(out, inp, norm, gpu);
+        norm_launch_forward_<T, 1, KIND>(out, inp, norm, plus, gpu);
+    }
+}
+
+// Sets out = residual + norm of inp, for a kind of RMS; a residual of NULL is none.
+template <class T>
+static inline void norm_forward_residual(T* out, const T* residual, const T* inp, const NormGpu<T>* norm,
+                                         const Gpu* gpu) {
+    switch (norm_kernel_(norm, residual)) {
+    case NORM_LAYER:
+        return norm_forward_of_<T, NORM_LAYER>(out, residual, inp, norm, gpu);
+    case NORM_RMS_PLUS:
+        return norm_forward_of_<T, NORM_RMS_PLUS>(out, residual, inp, norm, gpu);
+    case NORM_RMS:
+    case NORM_RMS_ALONE:
+        return norm_forward_of_<T, NORM_RMS>(out, residual, inp, norm, gpu);
     }
 }
 
 // out may be inp: a thread reads its elements before it writes them.
 template <class T>
 static inline void norm_forward(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
-    switch (norm->kind) {
-    case NORM_LAYER:
-        return norm_forward_of_<T, NORM_LAYER>(out, inp, norm, gpu);
-    case NORM_RMS:
-    case NORM_RMS_ALONE:
-        return norm_forward_of_<T, NORM_RMS>(out, inp, norm, gpu);
+    norm_forward_residual(out, (const T*)NULL, inp, norm, gpu);
+}
+
+// A thread computes a pack, or an element.
+// grid   ceil(n / (256 WIDTH))      block   256      shared   none
+// moves  2 n in, n out; n in without a residual. Bound by memory.
+// order  fixed: no sums
+// needs  n a multiple of WIDTH; aligned addresses if WIDTH is a pack
+template <class T, int WIDTH>
+__global__ void residual_sum_kernel(T* out, const T* residual, const T* inp, float factor, size_t n) {
+    const size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDTH;
+    float x[WIDTH], sum[WIDTH] = {};
+    if (at >= n) {
+        return;
     }
+    load_floats<WIDTH>(x, inp + at);
+    if (residual) {
+        load_floats<WIDTH>(sum, residual + at);
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        sum[i] += factor * x[i];
+    }
+    norm_store_<WIDTH>(out + at, sum);
+}
+
+// Sets out = residual + factor inp, n elements; NULL for `residual` is zeros. out may be either.
+template <class T>
+static inline void residual_sum(T* out, const T* residual, const T* inp, float factor, size_t n,
+                                const Gpu* gpu) {
+    const int packs = n % Pack<T>::SIZE == 0 && norm_aligned_(out, residual, inp);
+    const size_t per_block = 256 * (size_t)(packs ? Pack<T>::SIZE : 1);
+    launch(packs ? residual_sum_kernel<T, Pack<T>::SIZE> : residual_sum_kernel<T, 1>,
+           (unsigned)ceil_div(n, per_block), 256, 0, gpu, out, residual, inp, factor, n);
 }
 
 // ---- backward ----
@@ -461,6 +540,13 @@ __device__ inline void norm_add_to_sums_(NormSums_<WIDTH, THREADS>* sums, const 
             sum.w += x[i + 3];
         }
         sums->of[i / 4][threadIdx.x] = sum;
+    }
+}
+
+template <int WIDTH> __device__ inline void norm_scale_columns_(NormColumns_<WIDTH>* columns, float factor) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        columns->dweight[i] *= factor;
     }
 }
 
@@ -592,8 +678,8 @@ __host__ __device__ constexpr int norm_rows_at_once_(int width, int items) {
 template <class T, NormKind KIND, int WIDTH, int ITEMS, int WARPS, bool CODES>
 __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, norm_backward_blocks_(WARPS))
     norm_backward_kernel(T* dinp, E4m3Rows codes, float* partial, const T* dout, const T* inp,
-                         const T* weight, const float* mean, const float* rstd, int N, int C, int group_rows,
-                         GradientMode dinp_mode) {
+                         const T* weight, NormPlus_<T> plus, const float* mean, const float* rstd, int N,
+                         int C, int group_rows, GradientMode dinp_mode) {
     // rows being processed, and as many being loaded
     constexpr int ROWS = norm_rows_at_once_(WIDTH, ITEMS), SUMS = norm_sums_(KIND) * ROWS;
     constexpr int THREADS = WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS;
@@ -611,7 +697,7 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
             if constexpr (KIND == NORM_LAYER) {
                 load_floats<WIDTH>(columns[k].weight, weight + c);
             } else {
-                norm_load_weight_<WIDTH>(columns[k].weight, weight, c);
+                norm_load_weight_<WIDTH, KIND>(columns[k].weight, weight, plus, c);
             }
         }
         norm_clear_sums_(&dinp_sums[k]);
@@ -634,6 +720,9 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
     for (int k = 0; k < ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
+            if constexpr (KIND == NORM_RMS_PLUS) {
+                norm_scale_columns_(&columns[k], plus.factor);
+            }
             norm_store_columns_(partial, &columns[k], &dinp_sums[k], c, C);
         }
     }
@@ -646,27 +735,31 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
 // order  fixed: rows of a group in order
 template <class T, NormKind KIND>
 __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp, NormGpu<T> of,
-                                          int group_rows, GradientMode dinp_mode) {
+                                          NormPlus_<T> plus, int group_rows, GradientMode dinp_mode) {
     const int N = of.N, C = of.C, first = blockIdx.x * group_rows, end = min(first + group_rows, N);
-    const T* weight = of.weight;
     float *dweight = partial + 3 * (size_t)blockIdx.x * C, *dbias = dweight + C, *dinp_sum = dbias + C;
     for (int n = first; n < end; n++) {
         const size_t row = (size_t)n * C;
         const float m = KIND == NORM_LAYER ? of.mean[n] : 0.0f, s = of.rstd[n];
         float sum = 0, dot = 0;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            const float g = to_float(dout[row + c]) * (weight ? to_float(weight[c]) : 1.0f);
+            float w;
+            norm_load_weight_<1, KIND>(&w, of.weight, plus, c);
+            const float g = to_float(dout[row + c]) * w;
             sum += g;
             dot += g * (to_float(inp[row + c]) - m) * s;
         }
         const float shift = norm_mean_<KIND>(sum, C), slope = block_sum(dot) / C;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            float w;
+            norm_load_weight_<1, KIND>(&w, of.weight, plus, c);
             const float d = to_float(dout[row + c]), norm = (to_float(inp[row + c]) - m) * s;
-            const float change = s * (d * (weight ? to_float(weight[c]) : 1.0f) - shift - norm * slope);
+            const float change = s * (d * w - shift - norm * slope);
             const float before = dinp_mode == GRADIENT_ADD ? to_float(dinp[row + c]) : 0.0f;
             dinp[row + c] = from_float<T>(before + change);
             dinp_sum[c] = (n > first ? dinp_sum[c] : 0.0f) + to_float(dinp[row + c]);
-            dweight[c] = (n > first ? dweight[c] : 0.0f) + d * norm;
+            dweight[c] =
+                (n > first ? dweight[c] : 0.0f) + (KIND == NORM_RMS_PLUS ? plus.factor * d : d) * norm;
             dbias[c] = (n > first ? dbias[c] : 0.0f) + d;
         }
     }
@@ -676,7 +769,7 @@ __global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout
 // bits have their own.
 template <class T, NormKind KIND, int WIDTH, bool CODES>
 static inline decltype(&norm_backward_kernel<T, KIND, WIDTH, 1, 0, CODES>) norm_backward_of_(int items) {
-    if constexpr (WIDTH == 8) {
+    if constexpr (WIDTH == 8 && KIND != NORM_RMS_PLUS) {
         switch (ceil_div(items, 32)) {
         case 3:
             return norm_backward_kernel<T, KIND, WIDTH, 1, 3, CODES>;
@@ -704,18 +797,20 @@ template <class T> struct NormBackward_ {
 // for other rows a separate kernel makes them.
 template <class T, NormKind KIND, int WIDTH>
 static inline void norm_launch_backward_(NormBackward_<T> x, const NormGpu<T>* norm, const Gpu* gpu) {
+    constexpr bool MAY_FUSE = WIDTH > 1 && KIND != NORM_RMS_PLUS;
     const int N = norm->N, C = norm->C;
     const int rows = norm_group_rows_(N), groups = norm_groups(N), items = ceil_div(C, WIDTH);
-    const int most = NORM_BACKWARD_THREADS, fits = items <= most, fuses = x.codes.codes && WIDTH > 1 && fits;
+    const int most = NORM_BACKWARD_THREADS, fits = items <= most, fuses = x.codes.codes && MAY_FUSE && fits;
+    const NormPlus_<T> plus = norm_plus_(norm, (const T*)NULL);
     if (items <= 2 * most) {
-        const auto kernel = fuses  ? norm_backward_of_<T, KIND, WIDTH, (WIDTH > 1)>(items)
+        const auto kernel = fuses  ? norm_backward_of_<T, KIND, WIDTH, MAY_FUSE>(items)
                             : fits ? norm_backward_of_<T, KIND, WIDTH, false>(items)
                                    : norm_backward_kernel<T, KIND, WIDTH, 2, 0, false>;
         launch(kernel, groups, 32 * ceil_div(items, fits ? 32 : 64), 0, gpu, x.dinp, x.codes, x.partial,
-               x.dout, x.inp, norm->weight, norm->mean, norm->rstd, N, C, rows, x.dinp_mode);
+               x.dout, x.inp, norm->weight, plus, norm->mean, norm->rstd, N, C, rows, x.dinp_mode);
     } else {
         launch(norm_backward_long_kernel<T, KIND>, groups, 1024, 0, gpu, x.dinp, x.partial, x.dout, x.inp,
-               *norm, rows, x.dinp_mode);
+               *norm, plus, rows, x.dinp_mode);
     }
     if (x.codes.codes && !fuses) {
         e4m3_rows(x.codes, (const T*)x.dinp, N, C, gpu);
@@ -744,9 +839,11 @@ static inline void norm_backward_rows_(NormBackward_<T> x, const NormGpu<T>* nor
 
 template <class T>
 static inline void norm_backward_by_kind_(NormBackward_<T> x, const NormGpu<T>* norm, const Gpu* gpu) {
-    switch (norm->kind) {
+    switch (norm_kernel_(norm, (const T*)NULL)) {
     case NORM_LAYER:
         return norm_backward_rows_<T, NORM_LAYER>(x, norm, gpu);
+    case NORM_RMS_PLUS:
+        return norm_backward_rows_<T, NORM_RMS_PLUS>(x, norm, gpu);
     case NORM_RMS:
     case NORM_RMS_ALONE:
         return norm_backward_rows_<T, NORM_RMS>(x, norm, gpu);
@@ -814,7 +911,7 @@ static inline void norm_dinp_sum(Gradient sum, GradientMode mode, const T* dinp,
 // Normalizes x (N, C) in place, and sets rstd (N).
 template <class T>
 static inline void norm_unit_forward(T* x, float* rstd, int N, int C, float eps, const Gpu* gpu) {
-    const NormGpu<T> norm = {NORM_RMS_ALONE, eps, NULL, NULL, NULL, rstd, N, C, {}};
+    const NormGpu<T> norm = {NORM_RMS_ALONE, eps, 1, NULL, NULL, NULL, rstd, N, C, {}};
     norm_forward(x, x, &norm, gpu);
 }
 

@@ -5,21 +5,27 @@ residual sum before it: the contract, and the CPU version.
     NORM_LAYER       mean = sum_c inp / C    rstd = 1 / sqrt(sum_c (inp - mean)^2 / C + eps)
                      out  = norm weight + bias                 with norm = (inp - mean) rstd
     NORM_RMS         rstd = 1 / sqrt(sum_c inp^2 / C + eps)
-                     out  = norm weight                        with norm = inp rstd
+                     out  = norm weight factor                 with norm = inp rstd
+    NORM_RMS_PLUS    out  = norm (1 + weight) factor
     NORM_RMS_ALONE   out  = norm: RMS without weights
 
     out, inp, dout, dinp     (N, C)   one row per token
     mean, rstd               (N)      fp32; kept for the backward pass
     weight, bias             (C)      and dweight, dbias
 
-A kind that lacks mean, weight or bias has NULL there, and NULL for its gradient.
+A kind that lacks mean, weight or bias has NULL there, and NULL for its gradient. All is computed in
+fp32 and rounded once, as in OLMo and Gemma; Llama rounds norm, then its product with the weight.
 
-norm_forward sets its outputs; residual_norm_forward also sets inp = left + right (N, C)
-in the same pass. norm_backward sets or adds to dinp according to `dinp_mode`, and to dweight
-and dbias according to `mode`; dweight or dbias may be NULL.
+A residual sum adds the output of a branch of a block, `right`, to the stream before it, `left`:
+
+    sum (N, C) = left + factor right, or left + norm of right
+
+norm_forward sets its outputs; residual_norm_forward also sets inp to such a sum in the same pass.
+norm_backward sets or adds to dinp according to `dinp_mode`, and to dweight and dbias according to
+`mode`; dweight or dbias may be NULL.
 
     dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)    with g = dout weight;
-                RMS lacks the term sum g / C
+                RMS lacks the term sum g / C, and its weight is all that multiplies norm
 
 norm_unit is RMS_ALONE in place, on (N, C). Its backward pass needs only its result:
 
@@ -40,8 +46,14 @@ extern "C" {
 
 #define NORM_EPS 1e-5f // GPT-2's
 
-// X(kind, has a mean, has a weight, has a bias)
-#define NORM_KINDS(X) X(NORM_LAYER, 1, 1, 1) X(NORM_RMS, 0, 1, 0) X(NORM_RMS_ALONE, 0, 0, 0)
+// X(kind, has a mean, has a weight, has a bias, added to the weight)
+// clang-format off
+#define NORM_KINDS(X) \
+    X(NORM_LAYER,     1, 1, 1, 0) \
+    X(NORM_RMS,       0, 1, 0, 0) \
+    X(NORM_RMS_PLUS,  0, 1, 0, 1) \
+    X(NORM_RMS_ALONE, 0, 0, 0, 0)
+// clang-format on
 
 #define NORM_VALUE_(kind, ...) kind,
 typedef enum { NORM_KINDS(NORM_VALUE_) } NormKind;
@@ -51,7 +63,7 @@ typedef enum { NORM_KINDS(NORM_VALUE_) } NormKind;
 #define NORM_KINDS_COUNT (0 NORM_KINDS(NORM_ONE_))
 
 typedef struct {
-    int has_mean, has_weight, has_bias;
+    int has_mean, has_weight, has_bias, offset;
 } NormParts;
 
 static inline NormParts norm_parts(NormKind kind) {
@@ -79,16 +91,29 @@ static inline double norm_unit_bytes(double N, double C, double element_bytes) {
 // A norm of N rows, with what its forward pass keeps.
 typedef struct {
     NormKind kind;
-    float eps;
+    float eps, factor;          // 1: no factor; kinds of RMS with weights only
     const float *weight, *bias; // (C)
     float *mean, *rstd;         // (N), which the forward pass sets
     int N, C;
 } Norm;
 
+// A residual sum of rows.
+typedef struct {
+    const float *left, *right; // (N, C)
+    float factor;              // 1: no factor
+    const Norm* norm;          // of right; NULL: none
+} ResidualSum;
+
 void norm_forward_cpu(float* out, const float* inp, const Norm* norm);
 
-void residual_norm_forward_cpu(float* inp, float* out, const float* left, const float* right,
-                               const Norm* norm);
+// inp may not be left if the sum has a norm.
+void residual_norm_forward_cpu(float* inp, float* out, const ResidualSum* sum, const Norm* norm);
+
+// Sets out (N, C) to the sum; out may not be left if it has a norm.
+void residual_sum_cpu(float* out, const ResidualSum* sum, int N, int C);
+
+// Sets out = factor inp, n elements; out may be inp.
+void residual_scale_cpu(float* out, const float* inp, float factor, size_t n);
 
 // Sets out = left + right, n elements.
 void residual_forward_cpu(float* out, const float* left, const float* right, size_t n);
@@ -110,6 +135,7 @@ void norm_unit_backward_cpu(float* dx, const float* x, const float* rstd, int N,
 
 #include <math.h>
 
+#include "llmc/base/host_device.h"
 #include "llmc/base/sizes.h"
 #include "llmc/base/vec.h"
 
@@ -156,18 +182,20 @@ static void norm_layer_row_(float* out, const float* inp, const Norm* norm, int 
     norm->rstd[n] = r;
 }
 
-// Normalizes a row of RMS. weight is NULL for ones. Returns rstd.
-static float norm_rms_(float* out, const float* inp, const float* weight, int C, float eps) {
-    const float r = 1.0f / sqrtf(norm_square_(inp, 0, C) / C + eps);
-    for (int c = 0; c < C; c++) {
-        const float norm = inp[c] * r;
-        out[c] = weight ? norm * weight[c] : norm;
-    }
-    return r;
+// Returns x of column c times its weight, if RMS has any.
+ALWAYS_INLINE float norm_weigh_(float x, const Norm* norm, float offset, int c) {
+    return norm->weight ? x * ((norm->weight[c] + offset) * norm->factor) : x;
 }
 
+static float norm_offset_(const Norm* norm) { return (float)norm_parts(norm->kind).offset; }
+
 static void norm_rms_row_(float* out, const float* inp, const Norm* norm, int n) {
-    norm->rstd[n] = norm_rms_(out, inp, norm->weight, norm->C, norm->eps);
+    const float offset = norm_offset_(norm),
+                r = 1.0f / sqrtf(norm_square_(inp, 0, norm->C) / norm->C + norm->eps);
+    for (int c = 0; c < norm->C; c++) {
+        out[c] = norm_weigh_(inp[c] * r, norm, offset, c);
+    }
+    norm->rstd[n] = r;
 }
 
 typedef void (*NormRow_)(float* out, const float* inp, const Norm* norm, int n);
@@ -177,6 +205,7 @@ static NormRow_ norm_row_of_(const Norm* norm) {
     case NORM_LAYER:
         return norm_layer_row_;
     case NORM_RMS:
+    case NORM_RMS_PLUS:
     case NORM_RMS_ALONE:
         return norm_rms_row_;
     }
@@ -192,17 +221,48 @@ void norm_forward_cpu(float* out, const float* inp, const Norm* norm) {
     }
 }
 
-void residual_norm_forward_cpu(float* inp, float* out, const float* left, const float* right,
-                               const Norm* norm) {
+// Sets row n, `to`, of a residual sum of C columns.
+ALWAYS_INLINE void residual_row_(float* to, const ResidualSum* sum, NormRow_ norm_row, int n, int C) {
+    const float *left = sum->left + (size_t)n * C, *right = sum->right + (size_t)n * C;
+    if (norm_row) {
+        norm_row(to, right, sum->norm, n);
+        for (int c = 0; c < C; c++) {
+            to[c] += left[c];
+        }
+        return;
+    }
+    for (int c = 0; c < C; c++) {
+        to[c] = multiply_add(sum->factor, right[c], left[c]);
+    }
+}
+
+void residual_norm_forward_cpu(float* inp, float* out, const ResidualSum* sum, const Norm* norm) {
     const int N = norm->N, C = norm->C;
-    const NormRow_ norm_row = norm_row_of_(norm);
+    const NormRow_ norm_row = norm_row_of_(norm), right_row = sum->norm ? norm_row_of_(sum->norm) : NULL;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const size_t row = (size_t)n * C;
-        for (int c = 0; c < C; c++) {
-            inp[row + c] = left[row + c] + right[row + c];
-        }
+        residual_row_(inp + row, sum, right_row, n, C);
         norm_row(out + row, inp + row, norm, n);
+    }
+}
+
+void residual_sum_cpu(float* out, const ResidualSum* sum, int N, int C) {
+    const NormRow_ right_row = sum->norm ? norm_row_of_(sum->norm) : NULL;
+    if (!right_row && sum->factor == 1) {
+        residual_forward_cpu(out, sum->left, sum->right, (size_t)N * (size_t)C);
+        return;
+    }
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        residual_row_(out + (size_t)n * C, sum, right_row, n, C);
+    }
+}
+
+void residual_scale_cpu(float* out, const float* inp, float factor, size_t n) {
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        out[i] = factor * inp[i];
     }
 }
 
@@ -241,20 +301,21 @@ static void norm_layer_backward_row_(float* dinp, const float* dout, const float
 static void norm_rms_backward_row_(float* dinp, const float* dout, const float* inp, const Norm* norm, int n,
                                    GradientMode dinp_mode) {
     const int C = norm->C;
-    const float *weight = norm->weight, rstd = norm->rstd[n];
+    const float *weight = norm->weight, rstd = norm->rstd[n], offset = norm_offset_(norm),
+                factor = norm->factor;
     Vec dots = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
         const Vec d = vec_load(dout + c);
-        dots += (weight ? d * vec_load(weight + c) : d) * vec_load(inp + c);
+        dots += (weight ? d * ((vec_load(weight + c) + offset) * factor) : d) * vec_load(inp + c);
     }
     float dot = vec_hsum(dots);
     for (; c < C; c++) {
-        dot += (weight ? dout[c] * weight[c] : dout[c]) * inp[c];
+        dot += norm_weigh_(dout[c], norm, offset, c) * inp[c];
     }
     const float slope = dot * rstd * rstd / C;
     for (c = 0; c < C; c++) {
-        const float change = rstd * ((weight ? dout[c] * weight[c] : dout[c]) - inp[c] * slope);
+        const float change = rstd * (norm_weigh_(dout[c], norm, offset, c) - inp[c] * slope);
         dinp[c] = (dinp_mode == GRADIENT_ADD ? dinp[c] : 0.0f) + change;
     }
 }
@@ -267,6 +328,7 @@ static NormBackwardRow_ norm_backward_row_of_(const Norm* norm) {
     case NORM_LAYER:
         return norm_layer_backward_row_;
     case NORM_RMS:
+    case NORM_RMS_PLUS:
     case NORM_RMS_ALONE:
         return norm_rms_backward_row_;
     }
@@ -275,9 +337,10 @@ static NormBackwardRow_ norm_backward_row_of_(const Norm* norm) {
 
 enum { NORM_COLUMNS_ = 4 * LANES }; // columns that a thread sums at a time
 
-static void norm_finish_columns_(float* to, const float* sum, int c0, int cols, GradientMode mode) {
+static void norm_finish_columns_(float* to, const float* sum, float factor, int c0, int cols,
+                                 GradientMode mode) {
     for (int c = 0; to && c < cols; c++) {
-        to[c0 + c] = sum[c] + (mode == GRADIENT_ADD ? to[c0 + c] : 0.0f);
+        to[c0 + c] = multiply_add(factor, sum[c], mode == GRADIENT_ADD ? to[c0 + c] : 0.0f);
     }
 }
 
@@ -296,8 +359,8 @@ static void norm_backward_columns_(float* dweight, float* dbias, const float* do
             bias_sum[c] += d[c];
         }
     }
-    norm_finish_columns_(dweight, weight_sum, c0, cols, mode);
-    norm_finish_columns_(dbias, bias_sum, c0, cols, mode);
+    norm_finish_columns_(dweight, weight_sum, norm->factor, c0, cols, mode);
+    norm_finish_columns_(dbias, bias_sum, 1, c0, cols, mode);
 }
 
 void norm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
@@ -319,11 +382,8 @@ void norm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* d
 }
 
 void norm_unit_forward_cpu(float* x, float* rstd, int N, int C, float eps) {
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        float* row = x + (size_t)n * C;
-        rstd[n] = norm_rms_(row, row, NULL, C, eps);
-    }
+    const Norm norm = {NORM_RMS_ALONE, eps, 1, NULL, NULL, NULL, rstd, N, C};
+    norm_forward_cpu(x, x, &norm);
 }
 
 void norm_unit_backward_cpu(float* dx, const float* x, const float* rstd, int N, int C) {

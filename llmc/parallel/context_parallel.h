@@ -17,7 +17,7 @@ Both are collective in the context group. Shapes and names are those of attentio
 #include "llmc/base/memory.h"
 #include "llmc/base/token_chunks.h"
 #include "llmc/comm/group.h"
-#include "llmc/ops/attention.h"
+#include "llmc/ops/attention_sizes.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -380,8 +380,9 @@ static void run_watch_pace_(Run* run, int64_t micro_steps) {
 
 void run_open_generator(Run* run, Model* model, const Options* options) {
     const Settled* s = run->settled;
-    const GeneratorModel functions = {model,     run->trainer->prefill,  run->trainer->decode, s->cfg.V,
-                                      s->cfg.Vp, options->batch.seq_len, s->decode_batch};
+    const GeneratorModel functions = {
+        model,     run->trainer->prefill,  run->trainer->decode, s->cfg.V,
+        s->cfg.Vp, options->batch.seq_len, s->decode_batch,      attention_config_rereads_at(s->cfg)};
     generator_open(&run->generator, functions, &run->data, options);
 }
 

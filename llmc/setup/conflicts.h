@@ -535,9 +535,15 @@ static void setup_check_mup_model_(const Settled* s) {
             "since both models have heads of one size (--heads, --head-size)",
             text, mup.C, size);
     }
-    if (!s->cfg.has_head && !norm_parts(model_norm(s->cfg)).has_weight) {
+    const NormParts norm = norm_parts(model_norm(s->cfg));
+    if (!s->cfg.has_head && (!norm.has_weight || norm.offset)) {
         die_usage("--mup %s, --own-head off: the last norm of %s has no weights to scale logits by; wanted "
                   "--own-head on",
+                  text, model_architecture(s->cfg.arch)->word);
+    }
+    if (model_has_norms_after(s->cfg)) {
+        die_usage("--mup %s: the norms after the branches of %s undo the factors of weights before them; "
+                  "wanted an --arch without",
                   text, model_architecture(s->cfg.arch)->word);
     }
 }

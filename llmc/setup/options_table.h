@@ -361,7 +361,7 @@ const OptionRow OPTION_TABLE[] = {
         "LETTERS", "for qwen2, qwen3: S for a layer with the window, L for one without; the letters repeat (SSSL), "
         "and the last layer is always L; without a pattern: all layers have the window"},
     {"model",       "softcap",        "",   FLOAT_(model.softcap),                0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "", "for nanochat: a logit x becomes softcap * tanh(x / softcap); 0: no cap; auto: 15"},
+        "", "for nanochat and gemma2: a logit x becomes softcap * tanh(x / softcap); 0: no cap; auto: 15, 30"},
     {"model",       "share-layers",   "",   STRING_(model.share_layers),          0,       0, RUN_, "off",
         "off|all|pairs|loop:K", "layers that share parameters; all: every layer has the same block; pairs: two in a "
         "row share one; loop:K: K blocks, repeated"},

@@ -259,7 +259,7 @@ static void settle_softcap_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
     settle_number_(&o->model.softcap, cfg->softcap, "softcap", path);
     if (o->model.softcap > 0 && kinds->softcap == 0) {
-        die_usage("--softcap has no meaning with --arch %s; nanochat has it", kinds->word);
+        die_usage("--softcap has no meaning with --arch %s; nanochat and gemma2 have it", kinds->word);
     }
     cfg->softcap = o->model.softcap;
 }

@@ -48,11 +48,11 @@ static Run run_of(const Bf16Kernel* kernel, AttentionSizes sizes, float* qkv, fl
 //     out     sum_u p |v| = outs
 //     delta   sum_d |dout| outs = deltas
 //     dv      sum_t p |dout|
-//     dq      sum_u (|ds| + p deltas / sqrt(HS)) |k|
+//     dq      sum_u (|ds| + p deltas / root) |k|
 //     dk      the same over t with |q|
 // The last bound is the size of the values that fp32 rounds in lse = log(sum_u exp(score)): 1, for
 // exponentials, which may be off by 3e-7, |lse|, and the sums that are scores,
-// sum_u p |q| |k| / sqrt(HS).
+// sum_u p |q| |k| / root. Capped scores err by some roundings of the cap.
 typedef struct {
     double *out, *dqkv; // in units of 2^-8
     double* lse;        // to be multiplied by a few FLT_EPSILON
@@ -79,9 +79,10 @@ static void bound_query(const Run* r, Bounds bounds, const double* lse, const do
                 scores += fabs((double)q[d] * k[d]);
                 dp += (double)dout[d] * v[d];
             }
-            const double p = exp(score / sqrt(HS) - lse[t]);
-            const double ds = (fabs(p * (dp - delta)) + p * deltas) / sqrt(HS);
-            bounds.lse[t] += pass == 0 ? p * scores / sqrt(HS) : 0;
+            const double root = sizes.root, cap = sizes.cap, y = cap > 0 ? tanh(score / root / cap) : 0,
+                         p = exp((cap > 0 ? cap * y : score / root) - lse[t]);
+            const double ds = (fabs(p * (dp - delta)) + p * deltas) / root * (1 - y * y);
+            bounds.lse[t] += pass == 0 ? p * (scores / root + 4 * cap) : 0;
             for (int d = 0; d < HS; d++) {
                 if (pass == 0) {
                     bounds.out[at + d] += p * fabs(v[d]);
@@ -129,10 +130,9 @@ static void check_sharp(const Bf16Kernel* kernel, AttentionSizes sizes, const in
     double *out = ops_doubles(n), *lse = ops_doubles(rows), *dqkv = ops_doubles(qkvs(sizes));
     const double* qkv = ops_widen(r.qkv, qkvs(sizes));
     const Bounds bounds = {ops_doubles(n), ops_doubles(qkvs(sizes)), ops_doubles(rows)};
-    ref_attention_forward(out, lse, qkv, starts,
-                          (RefHeads){sizes.B, sizes.T, sizes.NH, sizes.KV, sizes.HS, 0});
-    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts,
-                           (RefHeads){sizes.B, sizes.T, sizes.NH, sizes.KV, sizes.HS, 0});
+    const RefHeads heads = {sizes.B, sizes.T, NH, sizes.KV, sizes.HS, 0, 1.0 / sizes.root, sizes.cap};
+    ref_attention_forward(out, lse, qkv, starts, heads);
+    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts, heads);
     for (int i = 0; i < (int)rows; i++) {
         const int t = i % T, h = i / T % NH, b = i / T / NH;
         const size_t token = (size_t)b * T;
@@ -197,6 +197,24 @@ static void test_groups(const Bf16Kernel* kernel) {
         check_sharp(kernel, attention_sizes(1 + i % 2, t, group[0], group[1], HS[i % 6]), NULL, 1);
         check_sharp(kernel, attention_sizes(1, t, group[0], group[1], HS[i % 6]), starts, 1);
     }
+}
+
+// Scores below the cap and far above it, so that shifts must be found again; another scale; heads
+// of 256.
+static void test_caps(const Bf16Kernel* kernel) {
+    const float caps[] = {1, 20, 60};
+    for (int i = 0; i < 3; i++) {
+        AttentionSizes sizes = attention_sizes(1, 70, 4, 2, 16);
+        sizes.cap = caps[i];
+        check_sharp(kernel, sizes, NULL, 1);
+        check_sharp(kernel, sizes, documents(70, 20), 16);
+        sizes.root = 2;
+        check_sharp(kernel, sizes, documents(70, 20), 2);
+    }
+    AttentionSizes wide = attention_sizes(1, 100, 2, 1, 256);
+    check_sharp(kernel, wide, NULL, 1);
+    wide.cap = 3;
+    check_sharp(kernel, wide, NULL, 1);
 }
 
 // A token sees itself and earlier ones: others do not change one bit of its results, though rounded
@@ -321,7 +339,8 @@ static void test_ranks(const Bf16Kernel* kernel) {
     const int among[] = {2, 4, 8}, tiles[] = {3, 1, 1};
     for (int i = 0; i < 3; i++) {
         const int ranks = among[i], T = 2 * ranks * tiles[i] * BF16_TILE;
-        const AttentionSizes sizes = attention_sizes(1, T, 4, 1 + i % 2, i % 2 ? 12 : 32);
+        AttentionSizes sizes = attention_sizes(1, T, 4, 1 + i % 2, i % 2 ? 12 : 32);
+        sizes.cap = i == 1 ? 2 : 0;
         AttentionBf16Scratch scratch;
         Memory memory = memory_on_host();
         attention_bf16_open(&scratch, &memory, *kernel, T, sizes.HS);
@@ -365,6 +384,7 @@ TEST(attention_bf16) {
         test_packed(&kernels[k], 2, 2);
         test_packed(&kernels[k], 3, 1);
         test_groups(&kernels[k]);
+        test_caps(&kernels[k]);
     }
     LARGE(test_long(&kernels[0]));
     test_sharp(&kernels[0]);

@@ -76,7 +76,7 @@ static void check(const char* what, const MlpCase* p, const float* got, const do
         sizes[i] = size[i] + (mode == GRADIENT_ADD ? 0x1p-14 : 0);
     }
     EXPECT_NEAR(ops_error(got, want, sizes, n), 0, 2 * matmuls * (1 << 14),
-                "%s of %s, %d x %d x %d, bias %d, %s", what, mlp_kinds[p->kind], p->N, p->C, p->F,
+                "%s of %s, %d x %d x %d, bias %d, %s", what, activation_word(p->kind), p->N, p->C, p->F,
                 p->fcb != NULL, kernel);
 }
 
@@ -106,14 +106,14 @@ static void test_threads(const Bf16Kernel* kernel, ActivationKind kind, int N, i
     for (int t = 0; t < 3; t++) {
         threads_set(threads[t]);
         r[t] = results_of(kernel, &p, GRADIENT_SET);
-        EXPECT(ops_same_bits(r[t].out, r[0].out, (size_t)N * C), "%s: out with %d threads", mlp_kinds[kind],
-               threads[t]);
+        EXPECT(ops_same_bits(r[t].out, r[0].out, (size_t)N * C), "%s: out with %d threads",
+               activation_word(kind), threads[t]);
         EXPECT(ops_same_bits(r[t].dinp, r[0].dinp, (size_t)N * C), "%s: dinp with %d threads",
-               mlp_kinds[kind], threads[t]);
+               activation_word(kind), threads[t]);
         EXPECT(ops_same_bits(r[t].dfcw, r[0].dfcw, (size_t)p.H * C), "%s: dfcw with %d threads",
-               mlp_kinds[kind], threads[t]);
-        EXPECT(ops_same_bits(r[t].dfcb, r[0].dfcb, (size_t)p.H), "%s: dfcb with %d threads", mlp_kinds[kind],
-               threads[t]);
+               activation_word(kind), threads[t]);
+        EXPECT(ops_same_bits(r[t].dfcb, r[0].dfcb, (size_t)p.H), "%s: dfcb with %d threads",
+               activation_word(kind), threads[t]);
     }
     threads_set(before);
     ops_close("threads");

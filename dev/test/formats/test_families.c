@@ -17,8 +17,10 @@
 
 enum { SEQUENCES = 2, TOKENS = 13 }; // of the fixtures
 
-static const char* const names[] = {"llama", "llama3",   "mistral", "qwen2",    "qwen3", "qwen3_tied",
-                                    "arcee", "nanochat", "mixtral", "qwen3moe", "olmoe", "glm4moe"};
+static const char* const names[] = {"llama",         "llama3",  "mistral",  "qwen2",      "qwen3",
+                                    "qwen3_tied",    "arcee",   "nanochat", "mixtral",    "qwen3moe",
+                                    "olmoe",         "glm4moe", "yarn",     "yarn_exact", "longrope",
+                                    "longrope_near", "olmo2",   "granite",  "gemma2"};
 enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
 
 typedef struct {
@@ -72,6 +74,14 @@ static double expected_number(const SafeTensors* expected, const char* name) {
     return number;
 }
 
+// Sets the tokens of a fixture, one more than its sequences have.
+static void read_tokens(int tokens[SEQUENCES * TOKENS + 1], const SafeTensors* expected) {
+    const int32_t* text = (const int32_t*)safetensors_find(expected, "tokens")->data;
+    for (int i = 0; i < SEQUENCES * TOKENS + 1; i++) {
+        tokens[i] = text[i];
+    }
+}
+
 // transformers keeps norms and rotary positions in fp32, so its numbers are within a few units of
 // the last place of fp32, 1e-7, times what a few layers make of it.
 static void test_numbers(const char* name) {
@@ -79,14 +89,10 @@ static void test_numbers(const char* name) {
     RefModel model;
     SafeTensors expected;
     char path[PATH_MAX];
-    int32_t text[SEQUENCES * TOKENS + 1];
     int tokens[SEQUENCES * TOKENS + 1];
     snprintf(path, sizeof(path), FIXTURES "%s/expected.safetensors", name);
     safetensors_open(&expected, path);
-    memcpy(text, safetensors_find(&expected, "tokens")->data, sizeof(text));
-    for (int i = 0; i < SEQUENCES * TOKENS + 1; i++) {
-        tokens[i] = text[i];
-    }
+    read_tokens(tokens, &expected);
     reference_open(&model, &family);
     const double loss = ref_model_forward(&model, tokens, tokens + 1, NULL);
     expect_logits(&model, &expected, name);
@@ -103,6 +109,40 @@ TEST(numbers) {
     for (int i = 0; i < FAMILIES; i++) {
         test_numbers(names[i]);
     }
+}
+
+// Layers with other rotary positions have the numbers of positions.txt.
+static void test_positions(const Family* family, const char* line) {
+    RefModel model;
+    SafeTensors expected;
+    char *text, error[ERROR_BYTES];
+    size_t bytes;
+    int tokens[SEQUENCES * TOKENS + 1];
+    double loss = 0, norm = 0;
+    CHECK(file_try_read(FIXTURES "positions.txt", 1 << 12, &text, &bytes, error), "%s", error);
+    const char* at = strstr(text, line);
+    EXPECT(at && sscanf(at + strlen(line), ": %lf %lf", &loss, &norm) == 2, "%s", line);
+    free(text);
+    safetensors_open(&expected, FIXTURES "llama/expected.safetensors");
+    read_tokens(tokens, &expected);
+    safetensors_close(&expected);
+    reference_open(&model, family);
+    EXPECT_NEAR(ref_model_forward(&model, tokens, tokens + 1, NULL), loss, 1e-6, "%s: loss", line);
+    ref_model_backward(&model, tokens, tokens + 1, NULL);
+    EXPECT_NEAR(ref_gradient_norm(model.grads, model.parameter_bytes / sizeof(Real)), norm, 1e-5,
+                "%s: gradient norm", line);
+    ref_model_close(&model);
+}
+
+TEST(positions_by_layer) {
+    Family family = family_open("llama");
+    family.cfg.unrotated[0] = 2;
+    test_positions(&family, "unrotated");
+    free(family.memory);
+    family = family_open("qwen3");
+    family.cfg.window_rope_base = 100, family.cfg.window_scaling = (RopeScaling){ROPE_LINEAR, 2};
+    test_positions(&family, "by window");
+    free(family.memory);
 }
 
 // ---- files ----

@@ -321,10 +321,79 @@ TEST(what_llama_cpp_holds) {
         {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32, .has_head = 1}, NULL},
         {{.arch = ARCH_QWEN3MOE, .C = 128, .NH = 4, .HS = 32}, NULL},
         {{.arch = ARCH_NANOCHAT, .C = 128, .NH = 4, .HS = 32}, "llama.cpp has no nanochat"},
+        {{.arch = ARCH_LLAMA, .C = 128, .NH = 4, .scaling = {ROPE_LONG, 4, 0, 0, 8}}, NULL},
+        {{.arch = ARCH_ARCEE, .C = 128, .NH = 4, .scaling = {ROPE_LLAMA3, 4, 1, 4, 8}}, NULL},
+        {{.arch = ARCH_ARCEE, .C = 128, .NH = 4, .scaling = {ROPE_LONG, 4, 0, 0, 8}}, "arcee has no factors"},
+        {{.arch = ARCH_QWEN3, .C = 128, .NH = 4, .scaling = {ROPE_LLAMA3, 4, 1, 4, 8}},
+         "qwen3 has no factors"},
+        {{.arch = ARCH_QWEN3, .C = 128, .NH = 4, .scaling = {ROPE_YARN, 4, 1, 32, 8}}, NULL},
+        {{.arch = ARCH_QWEN3, .C = 128, .NH = 4, .scaling = {ROPE_YARN, 4, 1, 32, 8, 1, 1}},
+         "truncate is false"},
+        {{.arch = ARCH_LLAMA, .C = 128, .NH = 4, .L = 2, .unrotated = {2}}, "layer 1 of llama has rotary"},
+        {{.arch = ARCH_QWEN3, .C = 128, .NH = 4, .window = 4, .windows = {1}, .window_rope_base = 1e4f},
+         "all layers of qwen3 have the same"},
+        {{.arch = ARCH_QWEN3, .C = 128, .NH = 4, .HS = 32, .attention_scale = 0.0625f}, "not by 16"},
+        {{.arch = ARCH_LLAMA, .C = 128, .NH = 4, .HS = 32, .attention_softcap = 50}, "with a cap of 50"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char error[ERROR_BYTES] = "";
         const int can = gguf_check(cases[i].cfg, error);
         EXPECT(cases[i].wanted ? !can && strstr(error, cases[i].wanted) : can, "case %zu: %s", i, error);
     }
+}
+
+// ---- scalings of rotary positions ----
+
+// Expects a number behind its key, or behind the name of a tensor's data.
+static void expect_float(const char* data, size_t bytes, const char* key, double wanted) {
+    const char* at = memmem(data, bytes, key, strlen(key));
+    float value = NAN;
+    if (at) {
+        memcpy(&value, at + strlen(key) + 4, sizeof(value)); // type 6
+    }
+    EXPECT_NEAR(value, wanted, 1e-6 * wanted, "%s", key);
+}
+
+// Writes a Llama with a scaling, and returns the file.
+static char* write_scaled(RopeScaling scaling, size_t* bytes) {
+    ModelConfig cfg = {.max_T = 64, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 16, .arch = ARCH_LLAMA, .F = 8};
+    cfg.scaling = scaling;
+    for (int i = 0; i < 4 && scaling.kind == ROPE_LONG; i++) {
+        cfg.rope_factors.near[i] = 1 + (float)i, cfg.rope_factors.far[i] = 10 + (float)i;
+    }
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    char *data, error[ERROR_BYTES];
+    GgufWriter w;
+    const GgufModel model = {"scaled", cfg, GGUF_F32, NULL, model_card_of(0), GGUF_NO_START_TOKEN};
+    char* memory = (char*)check_alloc(model_parameter_rows_of(rows, cfg, sizeof(float)), 1, "model");
+    gguf_create(&w, test_path("scaled.gguf"), &model);
+    for (int g = 0; g < model_groups(cfg); g++) {
+        gguf_put(&w, rows, g, memory + tensor_group_offset_bytes(rows, g));
+    }
+    gguf_commit(&w);
+    free(memory);
+    CHECK(file_try_read(test_path("scaled.gguf"), 1 << 20, &data, bytes, error), "%s", error);
+    return data;
+}
+
+TEST(scalings) {
+    size_t bytes;
+    char* data = write_scaled((RopeScaling){ROPE_YARN, 8, 1.5f, 24, 32, 1.5f}, &bytes);
+    EXPECT(memmem(data, bytes, "\4\0\0\0\0\0\0\0yarn", 12), "type");
+    expect_float(data, bytes, "llama.rope.scaling.factor", 8);
+    expect_float(data, bytes, "llama.rope.scaling.yarn_beta_fast", 24);
+    expect_float(data, bytes, "llama.rope.scaling.yarn_beta_slow", 1.5);
+    expect_float(data, bytes, "llama.rope.scaling.attn_factor", 1.5 / 1.2079441541679836);
+    EXPECT(memmem(data, bytes, "original_context_length\4\0\0\0\40\0\0\0", 31), "context");
+    EXPECT(!memmem(data, bytes, "rope_factors", 12), "yarn has no tensor");
+    free(data);
+    data = write_scaled((RopeScaling){ROPE_LONG, 4, 0, 0, 16, 1.25f}, &bytes);
+    static const float factors[2][8] = {{10, 11, 12, 13}, {1, 2, 3, 4}}; // gaps up to 32 bytes
+    EXPECT(memmem(data, bytes, "\10\0\0\0\0\0\0\0longrope", 16), "type");
+    expect_float(data, bytes, "llama.rope.scaling.attn_factor", 1.25);
+    EXPECT(memmem(data, bytes, factors, sizeof(factors)), "factors");
+    EXPECT(memmem(data, bytes, "rope_factors_long.weight", 24) <
+               memmem(data, bytes, "rope_factors_short.weight", 25),
+           "names");
+    free(data);
 }

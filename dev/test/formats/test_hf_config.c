@@ -1,5 +1,6 @@
 // test_hf_config.c -- hf_config.h: each family's config.json, its defaults and older keys, is read
 // and written; whatever changes what a model computes, and is not supported, is refused by name.
+#define HF_CONFIG_IMPLEMENTATION
 #define HF_CONFIG_WRITE_IMPLEMENTATION
 
 #include <sys/stat.h>
@@ -159,6 +160,8 @@ TEST(windows) {
     }
 }
 
+#define FACTORS "'short_factor':[1,1.5,2],'long_factor':[4.0,5,60]"
+
 TEST(rotary_positions) {
     static const char llama3[] = "'factor':8.0,'low_freq_factor':1,'high_freq_factor':4.0";
     static const struct {
@@ -166,18 +169,42 @@ TEST(rotary_positions) {
         float base;
         RopeScaling scaling;
     } cases[] = {
-        {"'rope_theta':5e5", 5e5f, {ROPE_PLAIN, 0, 0, 0, 0}},
+        {"'rope_theta':5e5", 5e5f, {ROPE_PLAIN}},
         {"'rope_theta':5e5,'rope_scaling':null,'rope_parameters':{'rope_theta':500000,'rope_type':'default'}",
          5e5f,
-         {ROPE_PLAIN, 0, 0, 0, 0}},
-        {"'rope_parameters':{'rope_theta':20000.0,'rope_type':'linear','factor':2}",
-         20000,
-         {ROPE_LINEAR, 2, 0, 0, 0}},
-        {"'rope_scaling':{'type':'linear','factor':2.5}", 10000, {ROPE_LINEAR, 2.5f, 0, 0, 0}},
+         {ROPE_PLAIN}},
+        {"'rope_parameters':{'rope_theta':20000.0,'rope_type':'linear','factor':2}", 20000, {ROPE_LINEAR, 2}},
+        {"'rope_scaling':{'type':'linear','factor':2.5}", 10000, {ROPE_LINEAR, 2.5f}},
         {"'rope_scaling':{'rope_type':'llama3',%s,'original_max_position_embeddings':32}",
          10000,
          {ROPE_LLAMA3, 8, 1, 4, 32}},
         {"'rope_parameters':{'rope_theta':5e5,'rope_type':'llama3',%s}", 5e5f, {ROPE_LLAMA3, 8, 1, 4, 64}},
+        {"'original_max_position_embeddings':16,'rope_scaling':{'rope_type':'llama3',%s}", // wins
+         10000,
+         {ROPE_LLAMA3, 8, 1, 4, 16}},
+        {"'rope_scaling':{'type':'yarn','factor':8.0,'original_max_position_embeddings':32,'beta_fast':null}",
+         10000,
+         {ROPE_YARN, 8, 1, 32, 32, 1.2079441541679836f}},
+        {"'rope_parameters':{'rope_type':'yarn','rope_theta':1e4,'factor':32.0,'truncate':false,"
+         "'beta_fast':16,'beta_slow':0,'mscale':0}",
+         10000,
+         {ROPE_YARN, 32, 1, 16, 64, 1.3465735902799727f, 1}},
+        {"'rope_scaling':{'type':'yarn','factor':40,'mscale':1.0,'mscale_all_dim':1.0}",
+         10000,
+         {ROPE_YARN, 40, 1, 32, 64, 1}},
+        {"'rope_scaling':{'type':'yarn','factor':40,'mscale':0.707}",
+         10000,
+         {ROPE_YARN, 40, 1, 32, 64, 1.3688879454f}},
+        {"'rope_scaling':{'type':'yarn','factor':null,'original_max_position_embeddings':16,"
+         "'attention_factor':1.5}",
+         10000,
+         {ROPE_YARN, 4, 1, 32, 16, 1.5f}},
+        {"'rope_scaling':{'type':'su'," FACTORS "},'original_max_position_embeddings':4",
+         10000,
+         {ROPE_LONG, 16, 0, 0, 4, 1.7320508f}},                               // sqrt(1 + 4 / 2)
+        {"'rope_scaling':{'type':'yarn'," FACTORS ",'attention_factor':2.0}", // old files of Phi 3
+         10000,
+         {ROPE_LONG, 1, 0, 0, 64, 2}},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char members[512];
@@ -185,8 +212,131 @@ TEST(rotary_positions) {
         const ModelConfig cfg = read_members("llama", members);
         EXPECT(model_rope_base(cfg) == cases[i].base &&
                    memcmp(&cfg.scaling, &cases[i].scaling, sizeof(cfg.scaling)) == 0,
-               "%s: base %g, kind %d, factor %g", members, (double)model_rope_base(cfg), cfg.scaling.kind,
-               (double)cfg.scaling.factor);
+               "%s: base %g, kind %d, factor %g, a %.9g", members, (double)model_rope_base(cfg),
+               cfg.scaling.kind, (double)cfg.scaling.factor, (double)cfg.scaling.attention);
+        const RopeFactors none = {{0}, {0}}, factors = {{1, 1.5f, 2}, {4, 5, 60}};
+        EXPECT(memcmp(&cfg.rope_factors, cfg.scaling.kind == ROPE_LONG ? &factors : &none, sizeof(none)) == 0,
+               "%s: factors", members);
+    }
+}
+
+// ---- rotary positions by layer ----
+
+// Reads members as the file of a family that differs from Qwen 3.
+static ModelConfig read_as(HfFamily family, const char* members) {
+    char text[2048], error[ERROR_BYTES] = "";
+    HfConfig_ config;
+    snprintf(text, sizeof(text),
+             "{" SIZES ",'intermediate_size':40,'num_key_value_heads':2,'head_dim':8%s%s}",
+             members[0] ? "," : "", members);
+    for (char* c = text; *c; c++) {
+        *c = *c == '\'' ? '"' : *c;
+    }
+    memset(&config, 0, sizeof(config));
+    config.cfg.arch = ARCH_QWEN3;
+    config.family = &family;
+    JsonReader reader = json_reader("config.json", text, strlen(text), error);
+    CHECK(hf_config_parse_as_(&reader, &config), "%s", error);
+    free(config.keys);
+    return config.cfg;
+}
+
+// Writes the rotary positions and windows of a model, and reads them as above.
+static ModelConfig write_as(HfFamily family, ModelConfig cfg) {
+    char path[PATH_MAX], *text, error[ERROR_BYTES];
+    size_t bytes;
+    snprintf(path, sizeof(path), "%s", test_path("positions.json"));
+    FILE* file = fopen(path, "w");
+    hf_write_rope_(file, cfg, &family);
+    hf_write_windows_(file, cfg);
+    fprintf(file, "  \"head_dim\": 8"); // cut off again, with the comma
+    fclose(file);
+    CHECK(file_try_read(path, 1 << 16, &text, &bytes, error), "%s", error);
+    text[bytes - strlen(",\n  \"head_dim\": 8")] = '\0';
+    const ModelConfig again = read_as(family, text);
+    free(text);
+    return again;
+}
+
+// Layers with a window have positions of their own, in the new form and in the old one.
+TEST(positions_by_window) {
+#define WINDOW                                                                                               \
+    "'use_sliding_window':true,'sliding_window':7,'layer_types':['sliding_attention','full_attention','"     \
+    "sliding_attention']"
+#define YARN "'rope_type':'yarn','factor':8.0,'original_max_position_embeddings':32"
+    static const RopeScaling plain = {ROPE_PLAIN}, linear = {ROPE_LINEAR, 8},
+                             yarn = {ROPE_YARN, 8, 1, 32, 32, 1.2079441541679836f},
+                             exact = {ROPE_YARN, 8, 1, 32, 32, 1.2079441541679836f, 1};
+    static const struct {
+        const char* members;
+        float base, window_base;
+        RopeScaling scaling, window_scaling;
+    } cases[] = {
+        {WINDOW, 1e6f, 1e4f, plain, plain},
+        {WINDOW
+         ",'rope_theta':5e5,'rope_local_base_freq':2e4,'rope_scaling':{'rope_type':'linear','factor':8}",
+         5e5f, 2e4f, linear, plain},
+        {WINDOW ",'rope_parameters':{'full_attention':{'rope_type':'linear','factor':8,'rope_theta':5e5},"
+                "'sliding_attention':{'rope_type':'default','rope_theta':2e4}}",
+         5e5f, 2e4f, linear, plain},
+        {WINDOW ",'rope_parameters':{'full_attention':{" YARN ",'truncate':false},'sliding_attention':null}",
+         1e6f, 1e4f, yarn, plain}, // not read there by transformers 5.23
+        {WINDOW ",'rope_parameters':{'truncate':false,'full_attention':null,'sliding_attention':{" YARN "}}",
+         1e6f, 1e4f, plain, exact},
+        {WINDOW ",'rope_theta':1e4", 1e4f, 0, plain, plain}, // the same in all layers
+        {"'rope_theta':5e5", 5e5f, 0, plain, plain},
+    };
+    HfFamily family = hf_families[ARCH_QWEN3];
+    family.rope_base = 1e6f, family.window_base = 1e4f;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const ModelConfig cfg = read_as(family, cases[i].members);
+        EXPECT(cfg.rope_base == cases[i].base && cfg.window_rope_base == cases[i].window_base &&
+                   memcmp(&cfg.scaling, &cases[i].scaling, sizeof(cfg.scaling)) == 0 &&
+                   memcmp(&cfg.window_scaling, &cases[i].window_scaling, sizeof(cfg.scaling)) == 0,
+               "%s: bases %g and %g, kinds %d and %d", cases[i].members, (double)cfg.rope_base,
+               (double)cfg.window_rope_base, cfg.scaling.kind, cfg.window_scaling.kind);
+        const ModelConfig again = write_as(family, cfg);
+        EXPECT(i == 4 || memcmp(&again, &cfg, sizeof(cfg)) == 0, "%s: written", cases[i].members);
+    }
+}
+
+static void expect_unrotated(HfFamily family, const char* members, uint8_t unrotated, uint8_t windows) {
+    char error[ERROR_BYTES] = "";
+    const ModelConfig cfg = read_as(family, members), again = write_as(family, cfg);
+    EXPECT(cfg.unrotated[0] == unrotated && cfg.windows[0] == windows, "%s: unrotated %d, windows %d",
+           members, cfg.unrotated[0], cfg.windows[0]);
+    EXPECT(hf_check_rope_(cfg, &family, error), "%s: %s", members, error);
+    EXPECT(memcmp(&again, &cfg, sizeof(cfg)) == 0, "%s: written", members);
+    EXPECT(hf_check_rope_(cfg, &hf_families[ARCH_QWEN3], error) == !unrotated, "%s: of Qwen 3", members);
+}
+
+// Layers that do not turn: every n-th one, those of a list, those without a window beside windows.
+TEST(layers_without_positions) {
+    HfFamily listed = hf_families[ARCH_QWEN3], by_window = listed;
+    listed.unrotated_every = 3, by_window.rests_without_window = 1;
+    expect_unrotated(listed, "'use_cache':true", 4, 0);
+    expect_unrotated(listed, "'no_rope_layer_interval':2", 2, 0);
+    expect_unrotated(listed, "'no_rope_layers':[1,0,1],'no_rope_layer_interval':1", 2, 0);
+    expect_unrotated(listed, "'no_rope_layers':[0,1,1],'use_sliding_window':true,'sliding_window':7", 1, 1);
+    expect_unrotated(listed, "'no_rope_layers':null," WINDOW, 4, 5);
+    expect_unrotated(by_window, WINDOW, 2, 5);
+    expect_unrotated(by_window, "'sliding_window':null", 0, 0);
+#undef WINDOW
+}
+
+// Half of a head turns, in halves or in pairs that lie side by side; the rest stays in its place.
+TEST(partial_positions) {
+    HfFamily partial = hf_families[ARCH_QWEN3];
+    partial.turned = 0.5f;
+    const ModelConfig cfg = read_as(partial, "'use_cache':true"), again = write_as(partial, cfg),
+                      all = read_as(partial, "'partial_rotary_factor':1.0");
+    EXPECT(cfg.rope_dims == 4 && all.rope_dims == 0, "%d, %d", cfg.rope_dims, all.rope_dims);
+    EXPECT(memcmp(&again, &cfg, sizeof(cfg)) == 0, "written");
+    static const size_t halves[8] = {0, 2, 1, 3, 4, 5, 6, 7};
+    for (size_t line = 0; line < 16; line++) {
+        EXPECT(file_head_line(ORDER_PAIRS, cfg, line) == line, "pairs, %zu", line);
+        EXPECT(file_head_line(ORDER_HALVES, cfg, line) == line / 8 * 8 + halves[line % 8], "halves, %zu",
+               line);
     }
 }
 
@@ -204,7 +354,7 @@ TEST(refusals) {
         Refused config;
         const char* words;
     } cases[] = {
-        {{"gemma2", ""}, "model_type is gemma2, wanted one of gpt2, llama, mistral, qwen2"},
+        {{"phi3", ""}, "model_type is phi3, wanted one of gpt2, llama, mistral, qwen2"},
         {{"llama", "'hidden_act':'gelu'"}, "hidden_act is gelu, wanted silu"},
         {{"arcee", "'hidden_act':'silu'"}, "hidden_act is silu, wanted relu2"},
         {{"llama", "'attention_bias':true"}, "attention_bias is true, wanted false"},
@@ -219,7 +369,28 @@ TEST(refusals) {
         {{"llama", "'partial_rotary_factor':0.5"}, "partial_rotary_factor changes"},
         {{"llama", "'rope_parameters':{'rope_theta':1e4,'rope_type':'default','partial_rotary_factor':0.5}"},
          "partial_rotary_factor changes"},
-        {{"llama", "'rope_scaling':{'rope_type':'yarn','factor':4.0}"}, "rope_type is yarn, wanted default"},
+        {{"llama", "'rope_scaling':{'rope_type':'dynamic','factor':4.0}"},
+         "rope_type is dynamic, wanted default, linear, llama3, yarn or longrope"},
+        {{"llama", "'rope_scaling':{'rope_type':'yarn','factor':0.5}"}, "factor of rope_parameters is 0.5"},
+        {{"llama", "'rope_scaling':{'rope_type':'yarn','factor':4,'low_freq_factor':2}"},
+         "low_freq_factor changes"},
+        {{"llama", "'rope_scaling':{'rope_type':'yarn','factor':4,'beta_slow':33}"},
+         "beta_slow of rope_parameters is 33, wanted at most beta_fast, 32"},
+        {{"llama", "'rope_scaling':{'rope_type':'yarn','factor':4,'beta_fast':-1}"}, "beta_fast is -1"},
+        {{"llama", "'rope_scaling':{'rope_type':'default','truncate':false}"}, "truncate changes"},
+        {{"llama", "'rope_scaling':{'rope_type':'llama3','factor':8,'low_freq_factor':1,'high_freq_factor':4,"
+                   "'attention_factor':1.5}"},
+         "attention_factor changes"},
+        {{"llama", "'rope_scaling':{'rope_type':'longrope','short_factor':[1,2],'long_factor':[1,2,3]}"},
+         "short_factor and long_factor have 2 and 3 numbers, wanted 3"},
+        {{"llama", "'rope_scaling':{'rope_type':'longrope','short_factor':[1,2,3]}"},
+         "short_factor and long_factor have 3 and 0 numbers, wanted 3"},
+        {{"llama", "'rope_scaling':{'rope_type':'longrope','short_factor':[1,0,3],'long_factor':[1,2,3]}"},
+         "short_factor has 0 in place 2"},
+        {{"nanochat", "'rope_scaling':{'rope_type':'yarn','factor':4.0}"},
+         "rotary positions with an attention factor, which the norm"},
+        {{"llama", "'rope_parameters':{'full_attention':{'rope_type':'default'}}"}, "full_attention changes"},
+        {{"llama", "'no_rope_layers':[1,1,0]"}, "no_rope_layers changes"},
         {{"llama", "'rope_scaling':{'rope_type':'linear'}"}, "factor of rope_parameters is 0"},
         {{"llama", "'rope_scaling':{'rope_type':'llama3','factor':8}"},
          "low_freq_factor of rope_parameters is 0"},
@@ -359,7 +530,11 @@ TEST(written) {
         {SMALL, .L = 3, .arch = ARCH_LLAMA, .KV = 2, .HS = 8, .F = 40},
         {SMALL, .L = 3, .arch = ARCH_LLAMA, .has_head = 1, .norm_eps = 3e-6f, .rope_base = 5e5f,
          .scaling = {ROPE_LLAMA3, 32, 1, 4, 16}},
-        {SMALL, .L = 3, .arch = ARCH_ARCEE, .scaling = {ROPE_LINEAR, 2.7f, 0, 0, 0}},
+        {SMALL, .L = 3, .arch = ARCH_ARCEE, .scaling = {ROPE_LINEAR, 2.7f}},
+        {SMALL, .L = 3, .arch = ARCH_LLAMA, .scaling = {ROPE_YARN, 4, 1.5f, 32, 16, 1.125f}},
+        {SMALL, .L = 3, .arch = ARCH_QWEN3, .HS = 8, .scaling = {ROPE_YARN, 4, 1, 16, 16, 1, 1}},
+        {SMALL, .L = 3, .arch = ARCH_LLAMA, .scaling = {ROPE_LONG, 4, 0, 0, 16, 1.1f},
+         .rope_factors = {{1, 1.1f, 2}, {3, 4.7f, 50}}},
         {SMALL, .L = 3, .arch = ARCH_MISTRAL, .window = 9, .windows = {7}},
         {SMALL, .L = 3, .arch = ARCH_MISTRAL},
         {SMALL, .L = 3, .arch = ARCH_QWEN2, .window = 9, .windows = {6}},
@@ -384,6 +559,8 @@ TEST(written) {
         wanted.F = model_hidden(wanted);
         wanted.norm_eps = model_norm_eps(wanted);
         wanted.rope_base = model_rope_base(wanted);
+        char error[ERROR_BYTES];
+        EXPECT(hf_config_check(wanted, error), "case %zu: %s", i, error);
         hf_config_write(directory, cases[i], SAFETENSORS_F32, model_card_of(60), NULL);
         const ModelConfig cfg = hf_config_read(directory);
         EXPECT(memcmp(&cfg, &wanted, sizeof(cfg)) == 0, "case %zu, %s", i,
@@ -408,4 +585,15 @@ TEST(document_tokens) {
         free(text);
     }
     EXPECT(hf_config_read(test_path("tokens")).V == cfg.V, "is read");
+}
+
+// Scores that no family's class computes are refused, by name.
+TEST(scores) {
+    static const ModelConfig scale = {SMALL, .L = 1, .arch = ARCH_LLAMA, .attention_scale = 0.0625f},
+                             cap = {SMALL, .L = 1, .arch = ARCH_QWEN3, .attention_softcap = 50};
+    char error[ERROR_BYTES] = "";
+    EXPECT(!hf_config_check(scale, error) && strstr(error, "llama divides scores by sqrt(6), not by 16"),
+           "%s", error);
+    EXPECT(!hf_config_check(cap, error) && strstr(error, "qwen3 has no cap of scores, which is 50 here"),
+           "%s", error);
 }

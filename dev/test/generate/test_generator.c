@@ -23,6 +23,8 @@ static void logits_of(Model* model, int slot, float* logits) {
     }
 }
 
+static int rereads_at = 0; // position at which the model wants a sequence to be read again
+
 static const float* prefill(Model* model, int slot, const int* ids, int count) {
     EXPECT(count >= 1 && count <= T, "%d tokens", count);
     memcpy(model->seen[slot], ids, (size_t)count * sizeof(int));
@@ -36,6 +38,8 @@ static const float* decode(Model* model, const int* ids, const int* positions, i
     EXPECT(slots == SLOTS, "%d slots", slots);
     for (int s = 0; s < slots; s++) {
         EXPECT(positions[s] >= 0 && positions[s] < T, "position %d", positions[s]);
+        EXPECT(rereads_at == 0 || positions[s] != rereads_at, "slot %d: position %d is decoded", s,
+               rereads_at);
         EXPECT(positions[s] == 0 || positions[s] == model->known[s], "slot %d jumps to %d", s, positions[s]);
         model->seen[s][positions[s]] = ids[s];
         model->known[s] = positions[s] + 1;
@@ -54,7 +58,7 @@ typedef struct {
 static void write_texts(Written* written, int count, int is_alone, int limit, const Options* options) {
     static Model model;
     static RunData data; // no tokenizer: texts are ids
-    const GeneratorModel functions = {&model, prefill, decode, V, VP, T, SLOTS};
+    const GeneratorModel functions = {&model, prefill, decode, V, VP, T, SLOTS, rereads_at};
     Generator g;
     Rand rng[16];
     int of_slot[SLOTS], next = 0, busy;
@@ -135,4 +139,21 @@ TEST(stop_string) {
 TEST(batch_is_single) {
     test_batch_is_single(1);
     test_batch_is_single(0.7f);
+}
+
+// A model that wants its sequences read again at a position reads them again there, and writes the
+// same texts.
+TEST(rereads) {
+    enum { COUNT = 5, LIMIT = 20 };
+    static Written usual[COUNT], again[COUNT];
+    const Options options = options_of(1);
+    write_texts(usual, COUNT, 0, LIMIT, &options);
+    rereads_at = 6;
+    write_texts(again, COUNT, 0, LIMIT, &options);
+    rereads_at = 0;
+    for (int i = 0; i < COUNT; i++) {
+        EXPECT(strcmp(usual[i].text, again[i].text) == 0, "text %d: %s, wanted %s", i, again[i].text,
+               usual[i].text);
+    }
+    EXPECT(again->reads > usual->reads, "%d reads, usually %d", again->reads, usual->reads);
 }

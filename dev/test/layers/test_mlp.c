@@ -22,7 +22,7 @@ static Weight weight_of(Linear* linear, const float* data, const float* bias, in
 static void check(const char* what, const MlpCase* p, const float* got, const double* want,
                   const double* size, size_t n, double part, int matmuls) {
     EXPECT_NEAR(ops_error(got, want, size, n), 0, 2 * part * matmuls,
-                "%s of %s, %d x %d x %d, bias %d, part %g", what, mlp_kinds[p->kind], p->N, p->C, p->F,
+                "%s of %s, %d x %d x %d, bias %d, part %g", what, activation_word(p->kind), p->N, p->C, p->F,
                 p->fcb != NULL, part);
 }
 
@@ -154,7 +154,7 @@ static void experts_expect(double* want[RESULTS], const ExpertsCase* p) {
         ref_linear_backward(dsact, want[DSFCPROJW], NULL, dout, sact, sfcprojw, (RefLinear){N, FS, C});
         ref_activation_backward(dsfch, dsact, sfch, N, FS, ACTIVATION_SWIGLU);
         ref_linear_backward(want[DINP], want[DSFCW], NULL, dsfch, inp, sfcw, (RefLinear){N, C, 2 * FS});
-        ref_residual_forward(want[OUT], want[OUT], out, N * C);
+        ref_residual_forward(want[OUT], want[OUT], out, 1, N * C);
     }
 }
 

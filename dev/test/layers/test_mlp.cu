@@ -10,7 +10,7 @@
 static void check(const char* what, const MlpCase* p, const float* got, const double* want,
                   const double* size, size_t n) {
     EXPECT_NEAR(ops_error(got, want, size, n), 0, 6 * 10 + 3 * 16, "%s of %s, %d x %d x %d, bias %d", what,
-                mlp_kinds[p->kind], p->N, p->C, p->F, p->fcb != NULL);
+                activation_word(p->kind), p->N, p->C, p->F, p->fcb != NULL);
 }
 
 static void test_size(ActivationKind kind, int has_bias, int N, int C, int F, MatmulGpu* matmul) {

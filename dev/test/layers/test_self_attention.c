@@ -22,6 +22,12 @@ static ModelConfig config(Arch arch, int C, int NH, int KV, int HS, int window) 
     return cfg;
 }
 
+// Scores with a scale of their own and a cap that some of them reach.
+static ModelConfig capped(ModelConfig cfg) {
+    cfg.attention_scale = 0.2f, cfg.attention_softcap = 3;
+    return cfg;
+}
+
 // Takes memory for a pass over (B, T), for training or, if `decodes`, for decoding B sequences.
 static void layer_open(Layer* layer, ModelConfig cfg, int B, int T, int is_bf16, int decodes) {
     *layer = (Layer){.cfg = cfg, .memory = memory_on_host()};
@@ -72,21 +78,22 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
                  HS = model_head_size(cfg), QKV = model_qkv_size(cfg), Q = NH * HS;
     const ModelWidths widths = model_widths(cfg);
     const size_t query_norm = (size_t)widths.query_norm, key_norm = (size_t)widths.key_norm;
-    const int has_rope = kinds->positions == POSITIONS_ROPE;
+    const RopeSettings settings = attention_config_rope(&cfg, attention_config_by_window(cfg, 0), T);
     double *frequency = ops_doubles(HS), *w = ops_widen(layer->params.qkvw, QKV * C),
            *b = widen(layer->params.qkvb, QKV), *q = widen(layer->params.qnormw, query_norm),
-           *k = widen(layer->params.knormw, key_norm), *x = ops_widen(inp, N * C),
-           *rope = has_rope ? frequency : NULL;
+           *k = widen(layer->params.knormw, key_norm), *x = ops_widen(inp, N * C);
+    const RefRope rope = {attention_config_rotates(cfg, 0) ? frequency : NULL,
+                          rope_attention(settings.scaling)};
     Wanted r = {ops_doubles(N * QKV), ops_doubles(N * QKV),    ops_doubles(N * QKV), NULL,
                 ops_doubles(N * Q),   ops_doubles(N * NH),     ops_doubles(N * C),   ops_doubles(QKV * C),
                 ops_doubles(QKV),     ops_doubles(query_norm), ops_doubles(key_norm)};
     double *dturned = ops_doubles(N * QKV), *dnormed = ops_doubles(N * QKV), *dqkv = ops_doubles(N * QKV);
     r.rstd = kinds->heads == HEADS_PLAIN ? NULL : ops_doubles(N * (NH + KV));
     for (int i = 0; i < model_rope_dims(cfg) / 2; i++) {
-        frequency[i] = rope_frequency(cfg.scaling, model_rope_base(cfg), model_rope_dims(cfg), i);
+        frequency[i] = rope_frequency(settings, i, T > settings.scaling.original_context ? T : 0);
     }
     ref_linear_forward(r.qkv, x, w, b, (RefLinear){N, C, QKV});
-    const RefHeads heads = {B, T, NH, KV, HS, cfg.window};
+    const RefHeads heads = {B, T, NH, KV, HS, cfg.window, cfg.attention_scale, cfg.attention_softcap};
     const RefHeadNorm norm = {kinds->heads, q, k, r.rstd, model_norm_eps(cfg)};
     ref_heads_norm_forward(r.normed, r.qkv, norm, heads);
     ref_rope_forward(r.turned, r.normed, rope, heads);
@@ -167,13 +174,55 @@ static void check_all(int is_bf16, double limit) {
     check(config(ARCH_MISTRAL, 24, 6, 2, 32, 7), 2, 64, NULL, is_bf16, limit);
     check(config(ARCH_QWEN3, 24, 6, 2, 32, 7), 2, 64, documents(2, 64, 20), is_bf16, limit);
     check(config(ARCH_LLAMA, 32, 3, 1, 64, 0), 2, 96, NULL, is_bf16, limit);
+    check(capped(config(ARCH_MISTRAL, 24, 6, 2, 32, 7)), 2, 64, documents(2, 64, 20), is_bf16, limit);
+    check(capped(config(ARCH_LLAMA, 32, 2, 1, 256, 0)), 1, 40, NULL, is_bf16, limit);
+}
+
+// Returns a Llama with the scaling, for an original context of 20.
+static ModelConfig scaled(ModelConfig cfg, RopeScalingKind kind) {
+    cfg.scaling = (RopeScaling){kind, 4, 1, 2, 20, 1.25f};
+    for (int i = 0; i < model_head_size(cfg) / 2; i++) {
+        cfg.rope_factors.near[i] = 1 + 0.1f * (float)i, cfg.rope_factors.far[i] = 2 + (float)i;
+    }
+    return cfg;
+}
+
+// Returns a model whose layer has rotary positions of its own kind: none; those of a window.
+static ModelConfig unrotated(ModelConfig cfg) {
+    cfg.unrotated[0] = 1;
+    return cfg;
+}
+static ModelConfig by_window(ModelConfig cfg) {
+    cfg.window_rope_base = 50, cfg.window_scaling = (RopeScaling){ROPE_LINEAR, 2};
+    return cfg;
+}
+
+static void check_positions(int is_bf16, double limit) {
+    const int T[] = {19, 64, 96}; // within the original context, and packed in tiles
+    for (int i = 0; i < 3; i++) {
+        for (int kind = ROPE_LINEAR; kind < ROPE_KINDS; kind++) {
+            check(scaled(config(ARCH_LLAMA, 24, 6, 2, 32, 0), (RopeScalingKind)kind), 2, T[i], NULL, is_bf16,
+                  limit);
+        }
+        check(scaled(config(ARCH_QWEN3, 24, 6, 2, 32, 7), ROPE_YARN), 2, T[i], documents(2, T[i], 20),
+              is_bf16, limit);
+        check(unrotated(config(ARCH_LLAMA, 24, 6, 2, 32, 0)), 2, T[i], NULL, is_bf16, limit);
+        check(unrotated(config(ARCH_QWEN3, 24, 6, 2, 32, 7)), 2, T[i], NULL, is_bf16, limit);
+        check(by_window(config(ARCH_MISTRAL, 24, 6, 2, 32, 7)), 2, T[i], NULL, is_bf16, limit);
+    }
 }
 
 // Scores, of some units here, err by some FLT_EPSILON, and everything by as many.
-TEST(self_attention) { check_all(0, 100); }
+TEST(self_attention) {
+    check_all(0, 100);
+    check_positions(0, 100);
+}
 
 // Each factor of a matmul is rounded by up to 2^-9 of it, and scores of some units by as much.
-TEST(self_attention_bf16) { check_all(1, 0.04 / FLT_EPSILON); }
+TEST(self_attention_bf16) {
+    check_all(1, 0.04 / FLT_EPSILON);
+    check_positions(1, 0.04 / FLT_EPSILON);
+}
 
 // Packed or not, queries and keys are rounded after the turn: results differ by roundings of bf16
 // at most where fp32 falls on the other side, so hardly at all.
@@ -244,4 +293,10 @@ TEST(self_attention_decoding) {
     }
     check_decoding(config(ARCH_MISTRAL, 24, 3, 1, 8, 7));
     check_decoding(config(ARCH_QWEN3, 24, 3, 3, 8, 1));
+    for (int kind = ROPE_LINEAR; kind < ROPE_KINDS; kind++) {
+        check_decoding(scaled(config(ARCH_LLAMA, 24, 6, 2, 16, 0), (RopeScalingKind)kind));
+    }
+    check_decoding(unrotated(config(ARCH_LLAMA, 24, 6, 2, 16, 0)));
+    check_decoding(by_window(config(ARCH_MISTRAL, 24, 6, 2, 16, 7)));
+    check_decoding(capped(config(ARCH_QWEN3, 24, 3, 3, 8, 5)));
 }

@@ -8,8 +8,6 @@ how far roundings can move the results.
 #include "llmc/reference.h"
 #include "dev/test/lib/ops.h"
 
-__attribute__((unused)) static const char* const mlp_kinds[] = {"gelu", "swiglu", "relu2"};
-
 // Parameters, inputs and results. The size of a result is the most by which it can change, per
 // relative change of all factors.
 typedef struct {

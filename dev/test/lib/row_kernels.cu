@@ -6,16 +6,18 @@
 
 #define NORM(KIND, CODES)                                                                                    \
     template __global__ void norm_forward_kernel<bf16, 8, KIND, CODES>(                                      \
-        bf16*, E4m3Rows, float*, float*, const bf16*, const bf16*, const bf16*, int, int, float);
+        bf16*, E4m3Rows, float*, float*, const bf16*, const bf16*, const bf16*, NormPlus_<bf16>, int, int,   \
+        float);
 NORM(NORM_LAYER, false)
 NORM(NORM_RMS, false)
+NORM(NORM_RMS_PLUS, false)
 NORM(NORM_LAYER, true)
 NORM(NORM_RMS, true)
 
 #define NORM_BACKWARD(KIND, WARPS)                                                                           \
     template __global__ void norm_backward_kernel<bf16, KIND, 8, 1, WARPS, true>(                            \
-        bf16*, E4m3Rows, float*, const bf16*, const bf16*, const bf16*, const float*, const float*, int,     \
-        int, int, GradientMode);
+        bf16*, E4m3Rows, float*, const bf16*, const bf16*, const bf16*, NormPlus_<bf16>, const float*,       \
+        const float*, int, int, int, GradientMode);
 NORM_BACKWARD(NORM_LAYER, 3)
 NORM_BACKWARD(NORM_LAYER, 7)
 NORM_BACKWARD(NORM_RMS, 0)

@@ -7,15 +7,19 @@
         unsigned*, unsigned, AttentionSize);
 FORWARD(AttentionForward64, ATTENTION_CAUSAL)
 FORWARD(AttentionForward64, ATTENTION_DOCUMENTS)
-FORWARD(AttentionForward64, ATTENTION_GATHERED)
-FORWARD(AttentionForward64Long, ATTENTION_GATHERED)
+FORWARD(AttentionForward64, ATTENTION_GENERAL)
+FORWARD(AttentionForward64Long, ATTENTION_GENERAL)
 FORWARD(AttentionForward64Longer, ATTENTION_CAUSAL)
 FORWARD(AttentionForward64Longer, ATTENTION_DOCUMENTS)
 FORWARD(AttentionForward64Three, ATTENTION_CAUSAL)
 FORWARD(AttentionForward128, ATTENTION_CAUSAL)
 FORWARD(AttentionForward128, ATTENTION_DOCUMENTS)
-FORWARD(AttentionForward128, ATTENTION_GATHERED)
+FORWARD(AttentionForward128, ATTENTION_GENERAL)
 FORWARD(AttentionForward128Apart, ATTENTION_CAUSAL)
+FORWARD(AttentionForward64, ATTENTION_CAPPED)
+FORWARD(AttentionForward128, ATTENTION_CAPPED)
+FORWARD(AttentionForward256, ATTENTION_GENERAL)
+FORWARD(AttentionForward256, ATTENTION_CAPPED)
 
 #define QUERIES(Tiles, MASK)                                                                                 \
     template __global__ void attention_query_grad_wgmma_kernel<bf16, Tiles, MASK>(                           \
@@ -24,10 +28,12 @@ FORWARD(AttentionForward128Apart, ATTENTION_CAUSAL)
         unsigned*, unsigned, AttentionSize, int);
 QUERIES(AttentionQueries64, ATTENTION_CAUSAL)
 QUERIES(AttentionQueries64, ATTENTION_DOCUMENTS)
-QUERIES(AttentionQueries64, ATTENTION_GATHERED)
+QUERIES(AttentionQueries64, ATTENTION_GENERAL)
 QUERIES(AttentionQueries128, ATTENTION_CAUSAL)
 QUERIES(AttentionQueries128, ATTENTION_DOCUMENTS)
-QUERIES(AttentionQueries128, ATTENTION_GATHERED)
+QUERIES(AttentionQueries128, ATTENTION_GENERAL)
+QUERIES(AttentionQueries64, ATTENTION_CAPPED)
+QUERIES(AttentionQueries128, ATTENTION_CAPPED)
 
 #define KEYS(Tiles, MASK)                                                                                    \
     template __global__ void attention_key_grads_wgmma_kernel<bf16, Tiles, MASK>(                            \
@@ -39,5 +45,7 @@ KEYS(AttentionKeys64, ATTENTION_DOCUMENTS)
 KEYS(AttentionKeys64Apart, ATTENTION_CAUSAL)
 KEYS(AttentionKeys128, ATTENTION_CAUSAL)
 KEYS(AttentionKeys128Masked, ATTENTION_DOCUMENTS)
-KEYS(AttentionKeys128Masked, ATTENTION_GATHERED)
-KEYS(AttentionKeys64, ATTENTION_GATHERED)
+KEYS(AttentionKeys128Masked, ATTENTION_GENERAL)
+KEYS(AttentionKeys64, ATTENTION_GENERAL)
+KEYS(AttentionKeys64Apart, ATTENTION_CAPPED)
+KEYS(AttentionKeys128Masked, ATTENTION_CAPPED)

@@ -61,6 +61,19 @@ TEST(lists) {
     }
 }
 
+// Norms after branches are norms of their blocks, and have names in files.
+TEST(norms_after_branches) {
+    static const ModelConfig gemma = {
+        .max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36, .arch = ARCH_GEMMA2, .F = 20};
+    const char* frozen = frozen_of(gemma, "norms", 2);
+    EXPECT(strcmp(frozen, "ln1w ln1postw ln2w ln2postw lnfw ") == 0, "norms: %s", frozen);
+    frozen = frozen_of(gemma, "blocks[1]", 1);
+    EXPECT(strcmp(frozen, "ln1w qkvw attprojw ln1postw ln2w fcw fcprojw ln2postw ") == 0, "block: %s",
+           frozen);
+    frozen = frozen_of(gemma, "model.layers.0.post_feedforward_layernorm", 0);
+    EXPECT(strcmp(frozen, "ln2postw ") == 0, "by name: %s", frozen);
+}
+
 // The bias of a router is frozen in any run, but alone it is nothing that a list names.
 TEST(experts) {
     static const ModelConfig glm = {.max_T = 40,

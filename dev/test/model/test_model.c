@@ -226,8 +226,10 @@ static int is_word_of(const char* list, const char* word) {
 }
 
 // Returns the names of the absent rows, in order, with a blank after each: without experts also
-// without theirs.
-static const char* absent_rows(const TensorRow* rows, int count, int has_experts) {
+// without theirs, and likewise without norms after branches.
+static const char* absent_rows(const TensorRow* rows, int count, int has_experts, int has_after) {
+    static const char of_after[] =
+        " ln1postw ln2postw ln1post_in ln1post_rstd ln2post_in ln2post_rstd dbranch ";
     static const char of_experts[] = " routerw routerb sfcw sfcprojw router_logits chosen expert_rows "
                                      "expert_order expert_first expert_scale sfch sfch_act expert_in "
                                      "expert_out dexpert_scale drouter_logits ";
@@ -238,6 +240,7 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
     for (int i = 0; i < count; i++) {
         const int is_absent = tensor_is_absent(&rows[i]),
                   is_left_out = (!has_experts && is_word_of(of_experts, rows[i].name)) ||
+                                (!has_after && is_word_of(of_after, rows[i].name)) ||
                                 is_word_of(of_ranks, rows[i].name);
         EXPECT(!is_absent || (rows[i].layers == 0 && tensor_copy(&rows[i], 2) == 0), "%s", rows[i].name);
         EXPECT(is_absent || !is_left_out, "%s without experts, slices or ranks that divide them",
@@ -280,6 +283,12 @@ TEST(architectures) {
         {ARCH_GLM4MOE, "wpe ln1b attprojb ln2b fcb fcprojb lnfb head ",
          "encoded_rstd ln1_mean qk_rstd ln2_mean lnf_mean kv ",
          50 + 20 + 2 * 36 + 4 + 36 * (50 + 30 + 4 + 4 * 3 * 50 + 3 * 20), 36},
+        // two norms a block, after its branches, and those of all queries and keys; four norms
+        {ARCH_OLMO2, "wpe ln1w ln1b qkvb attprojb ln2w ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1 ln1_mean ln1_rstd qk_rstd ln2 ln2_mean ln2_rstd lnf_mean kv ",
+         30 + 10 + 2 * 36 + 36 * (50 + 30 + 3 * 50), 36},
+        {ARCH_GEMMA2, "wpe ln1b qkvb qnormw knormw attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ", 4 * 36 + 36 * (50 + 30 + 3 * 50), 36},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ModelConfig cfg = TINY;
@@ -289,22 +298,24 @@ TEST(architectures) {
             cfg.arch = cases[i].arch, cfg.KV = 1, cfg.HS = 10, cfg.F = 50;
         }
         cfg.has_head = cases[i].arch == ARCH_NANOCHAT;
-        const int has_experts = model_architecture(cfg.arch)->router != ROUTER_NONE;
+        const int has_experts = model_architecture(cfg.arch)->router != ROUTER_NONE,
+                  has_after = model_has_norms_after(cfg);
         cfg.E = has_experts ? 4 : 0, cfg.E_used = has_experts ? 2 : 0;
         cfg.Fs = cfg.arch == ARCH_GLM4MOE ? 20 : 0;
         const double wpe = cases[i].arch == ARCH_GPT2 ? 40 * 36 : 0,
                      wanted = 157 * 36 + wpe + 3 * cases[i].weights_per_block + cases[i].weights_once;
         const size_t bytes = model_parameter_rows(rows, cfg);
         expect_layout(rows, MODEL_PARAMETER_ROWS, bytes);
-        EXPECT(strcmp(absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts), cases[i].parameters) == 0,
-               "%s lacks %s", word, absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts));
+        EXPECT(strcmp(absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts, has_after), cases[i].parameters) ==
+                   0,
+               "%s lacks %s", word, absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts, has_after));
         EXPECT(model_count_parameters(cfg) == wanted, "%s: %.0f parameters, wanted %.0f", word,
                model_count_parameters(cfg), wanted);
         const size_t room = model_activation_rows(activations, cfg, B, T, RECOMPUTE_NONE, cfg.L, 0, B * T);
         expect_layout(activations, MODEL_ACTIVATION_ROWS, room);
-        EXPECT(strcmp(absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts), cases[i].activations) ==
-                   0,
-               "%s lacks %s", word, absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts));
+        EXPECT(strcmp(absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts, has_after),
+                      cases[i].activations) == 0,
+               "%s lacks %s", word, absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts, has_after));
     }
 }
 

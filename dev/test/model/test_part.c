@@ -37,6 +37,15 @@ TEST(part_sizes) {
     EXPECT(model_groups(part) == 3 && model_group_layer(part, 2) == 1, "groups");
     const ModelConfig last = model_part_of(cfg, (ModelPart){.first_layer = 1, .layers = 1, .of_layers = 2});
     EXPECT(last.L == 1 && !model_has_first(last) && model_has_last(last), "the last stage");
+    ModelConfig listed = cfg; // layers 2, 3, 9 and 12 of 14
+    listed.L = 14, listed.window = 5;
+    listed.windows[0] = 0x0c, listed.windows[1] = 0x12;
+    listed.unrotated[0] = 0xf3, listed.unrotated[1] = 0xed; // all others
+    const ModelConfig own =
+        model_part_of(listed, (ModelPart){.first_layer = 3, .layers = 10, .of_layers = 14});
+    EXPECT(own.windows[0] == 0x41 && own.windows[1] == 2 && own.unrotated[0] == 0xbe && own.unrotated[1] == 1,
+           "lists of the layers of a stage: %x %x, %x %x", own.windows[0], own.windows[1], own.unrotated[0],
+           own.unrotated[1]);
     char text[128];
     const ModelConfig xl = model_preset_config(model_preset_by_name("d48"), 1000);
     EXPECT(strcmp(part_uncut(text, sizeof(text), xl, 4, 8), "25 heads") == 0, "%s", text);

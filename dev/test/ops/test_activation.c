@@ -29,6 +29,10 @@ static Magnitude magnitude(double x, double gate, ActivationKind kind) {
         return (Magnitude){fabs(x) * s, (1 + fabs(2 * x * inner_derivative(x))) * s, 0};
     case ACTIVATION_RELU2:
         return (Magnitude){x * x + FLT_MIN, fabs(x), 0};
+    case ACTIVATION_GEGLU: {
+        const Magnitude gelu = magnitude(gate, 0, ACTIVATION_GELU);
+        return (Magnitude){fabs(x) * gelu.act, gelu.act, fabs(x) * gelu.dx};
+    }
     case ACTIVATION_SWIGLU:
         return (Magnitude){fabs(gate * x) * s, fabs(gate) * s, fabs(x) * (1 + fabs(gate)) * s};
     }

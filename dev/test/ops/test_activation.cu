@@ -4,8 +4,6 @@
 #include "llmc/reference.h"
 #include "dev/test/lib/gpu_ops.h"
 
-static const char* const kinds[] = {"gelu", "swiglu", "relu2"};
-
 // One rounding to T; the fast exponential and division are wrong by up to 2^-19 of the factors;
 // below the normal numbers of fp16 the rounding is absolute.
 template <class T>
@@ -13,7 +11,8 @@ static void compare(const float* got, const double* want, const double* factor, 
                     const char* what) {
     for (size_t i = 0; i < n; i++) {
         EXPECT_NEAR(got[i], want[i], roundoff<T>() * fabs(want[i]) + 0x1p-19 * factor[i] + 0x1p-25,
-                    "%s of %s, element %zu of %zu, %s", what, kinds[kind], i, n, dtype_name(DTYPE_OF(T)));
+                    "%s of %s, element %zu of %zu, %s", what, activation_word(kind), i, n,
+                    dtype_name(DTYPE_OF(T)));
     }
 }
 
@@ -54,7 +53,7 @@ static void test_size(size_t N, size_t F, ActivationKind kind, size_t shift, con
     if (h == n) {
         activation_backward(dact, dact, pre, N, F, kind, gpu);
         EXPECT(ops_same_bits(download(dact, n, gpu), first, n), "backward of %s in place, %zu elements",
-               kinds[kind], n);
+               activation_word(kind), n);
     }
     gpu_free(dpre - shift);
     gpu_free(act - shift);
@@ -76,7 +75,7 @@ template <class T> static void test_nan(ActivationKind kind, const Gpu* gpu) {
         const float *y = download(act, F, gpu), *g = download(dpre, gates * F, gpu);
         for (int i = 0; i < F; i++) {
             EXPECT(isnan(y[i]) == (i == BAD) && isnan(g[i]) == (i == BAD), "%s, element %d: %g %g",
-                   kinds[kind], i, y[i], g[i]);
+                   activation_word(kind), i, y[i], g[i]);
         }
         gpu_free(dpre);
         gpu_free(act);

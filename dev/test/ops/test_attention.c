@@ -1,5 +1,5 @@
 // test_attention.c -- causal attention: both passes at awkward sizes, documents, causality,
-// decoding, huge scores, sequences divided among ranks.
+// decoding, huge scores, capped ones, sequences divided among ranks.
 #include "llmc/ops/attention.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/attention_ranks.h"
@@ -44,8 +44,13 @@ static void expect_same(const Run* a, const Run* b, const char* what) {
 // A score of normal q and k is a sum of HS terms of about 1 / sqrt(HS) each: its roundings, half an
 // epsilon of up to sqrt(HS) together, become relative errors of the probabilities, and these of
 // everything. So does e^x, exact to 2e-7. Differences are measured against the largest element.
-// `spread` multiplies the scores and their errors.
-static double limit(int HS, double spread) { return 8 + 2 * sqrt(HS) * spread; }
+// `spread` multiplies the scores and their errors. A capped score is wrong by some roundings of the
+// cap.
+static double limit(int HS, double spread, double cap) { return 8 + 2 * sqrt(HS) * spread + 4 * cap; }
+
+static RefHeads ref_heads(AttentionSizes s) {
+    return (RefHeads){s.B, s.T, s.NH, s.KV, s.HS, 0, 1.0 / s.root, s.cap};
+}
 
 static void check_sizes(AttentionSizes s, const int* starts, float spread) {
     const int QKV = attention_qkv_size(s), Q = attention_queries_size(s);
@@ -60,14 +65,20 @@ static void check_sizes(AttentionSizes s, const int* starts, float spread) {
     memory_close(&memory);
     const double* wide = ops_widen(qkv, qkvs(s));
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s));
-    ref_attention_forward(out, lse, wide, starts, (RefHeads){s.B, s.T, s.NH, s.KV, s.HS, 0});
-    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, starts,
-                           (RefHeads){s.B, s.T, s.NH, s.KV, s.HS, 0});
-    EXPECT_NEAR(ops_error(r.out, out, NULL, outs(s)), 0, limit(s.HS, spread), "out of %d x %d x %d/%d x %d",
-                s.B, s.T, s.NH, s.KV, s.HS);
-    EXPECT_NEAR(ops_error(r.lse, lse, NULL, lses(s)), 0, limit(s.HS, 1), "lse of %d x %d x %d/%d x %d", s.B,
-                s.T, s.NH, s.KV, s.HS);
-    EXPECT_NEAR(ops_error(r.dqkv, dqkv, NULL, qkvs(s)), 0, limit(s.HS, spread),
+    ref_attention_forward(out, lse, wide, starts, ref_heads(s));
+    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, starts, ref_heads(s));
+    EXPECT_NEAR(ops_error(r.out, out, NULL, outs(s)), 0, limit(s.HS, spread, s.cap),
+                "out of %d x %d x %d/%d x %d", s.B, s.T, s.NH, s.KV, s.HS);
+    double *lse_sizes = ops_doubles(lses(s)), largest = 0;
+    for (size_t i = 0; i < lses(s); i++) {
+        largest = fmax(largest, fabs(lse[i]));
+    }
+    for (size_t i = 0; i < lses(s); i++) {
+        lse_sizes[i] = largest + s.cap;
+    }
+    EXPECT_NEAR(ops_error(r.lse, lse, lse_sizes, lses(s)), 0, limit(s.HS, s.cap > 0 ? spread : 1, 0),
+                "lse of %d x %d x %d/%d x %d", s.B, s.T, s.NH, s.KV, s.HS);
+    EXPECT_NEAR(ops_error(r.dqkv, dqkv, NULL, qkvs(s)), 0, limit(s.HS, spread, s.cap),
                 "dqkv of %d x %d x %d/%d x %d", s.B, s.T, s.NH, s.KV, s.HS);
     ops_close("sizes");
 }
@@ -249,11 +260,35 @@ TEST(root) {
     ops_close("root");
 }
 
+static AttentionSizes capped(AttentionSizes sizes, float cap) {
+    sizes.cap = cap;
+    return sizes;
+}
+
+// Scores that the cap hardly changes, and those far above it; another scale; documents, windows,
+// grouped keys, heads of 256.
+TEST(caps) {
+    const float caps[] = {50, 3, 0.5f}, spreads[] = {1, 4, 30};
+    const int HS[] = {12, 64, 80, 256}, T[] = {1, 31, 33, 100};
+    for (int i = 0; i < 12; i++) {
+        AttentionSizes s = capped(attention_sizes(1 + i % 2, T[i % 4], 4, 1 + i % 2, HS[i / 3]), caps[i % 3]);
+        s.root = i % 4 == 3 ? 12 : s.root; // 144^(1/2)
+        for (int k = 0; k < 3; k++) {
+            check_sizes(s, NULL, spreads[k]);
+            check_sizes(s, documents(s.B, s.T, 9), spreads[k]);
+            check_sizes(s, windows(s.B, s.T, 7), spreads[k]);
+        }
+    }
+    check_sizes(capped(attention_sizes(1, ATTENTION_KEYS + 33, 2, 1, 12), 5), NULL, 3);
+    check_sizes(attention_sizes(1, 130, 4, 1, 256), windows(1, 130, 50), 1);
+}
+
 // The backward pass has the same bits whether it is divided or not: 1 thread does not divide it, 3
 // divide 2 groups, and 8 do so even with 4 heads of GPT-2.
 TEST(divided) {
     const AttentionSizes sizes[] = {attention_sizes(1, 300, 4, 2, 12), attention_sizes(2, 250, 6, 1, 33),
-                                    attention_sizes(1, 97, 4, 4, 16), attention_sizes(1, 31, 4, 1, 8)};
+                                    capped(attention_sizes(1, 97, 4, 4, 16), 1),
+                                    attention_sizes(1, 31, 4, 1, 8)};
     const int threads[] = {1, 3, 8};
     EXPECT(attention_backward_divides(2, 3) && attention_backward_divides(4, 8), "not divided");
     for (int i = 0; i < 8; i++) {
@@ -300,7 +335,8 @@ TEST(ranks) {
               threads[] = {1, 8};
     for (int i = 0; i < 36; i++) {
         const int ranks = among[i % 3], T = 2 * ranks * chunk[i / 6], B = 1 + i % 2;
-        const AttentionSizes plain = attention_sizes(B, T, 2, 2, 12), group = attention_sizes(B, T, 6, 2, 8);
+        const AttentionSizes plain = attention_sizes(B, T, 2, 2, 12),
+                             group = capped(attention_sizes(B, T, 6, 2, 8), i % 2 ? 2 : 0);
         threads_set(threads[i / 3 % 2]);
         check_among(ranks, plain, NULL);
         check_among(ranks, group, documents(B, T, T / 3 + 1));
@@ -312,10 +348,10 @@ TEST(ranks) {
 
 // Texts of different lengths: a query over stored keys and values is the last row of the whole
 // text's attention. Only the text's own room is written.
-static void test_cached(int NH, int KV, int HS, int window) {
+static void test_cached(int NH, int KV, int HS, int window, float cap) {
     enum { TEXTS = 4, MAX_T = 50 };
     const int lengths[TEXTS] = {1, 16, 33, MAX_T};
-    const AttentionSizes step = attention_sizes(TEXTS, 1, NH, KV, HS);
+    const AttentionSizes step = capped(attention_sizes(TEXTS, 1, NH, KV, HS), cap);
     const int Q = attention_queries_size(step), QKV = attention_qkv_size(step);
     const size_t room = (size_t)2 * attention_keys_size(step) * MAX_T;
     AttentionScratch scratch;
@@ -327,7 +363,7 @@ static void test_cached(int NH, int KV, int HS, int window) {
     Run want[TEXTS];
     for (int b = 0; b < TEXTS; b++) {
         const int T = lengths[b];
-        const AttentionSizes sizes = attention_sizes(1, T, NH, KV, HS);
+        const AttentionSizes sizes = capped(attention_sizes(1, T, NH, KV, HS), cap);
         float *qkv = ops_normal(qkvs(sizes), 1), *dout = ops_normal(outs(sizes), 1);
         positions[b] = T - 1;
         attention_cache_store_cpu(cache, qkv, b, 0, T - 1, sizes);
@@ -389,10 +425,12 @@ TEST(threads) {
 
 TEST(cached) {
     threads_set(3);
-    test_cached(2, 2, 12, 0);
-    test_cached(2, 2, 40, 0);
-    test_cached(2, 2, 5, 0);
-    test_cached(6, 2, 12, 7);
-    test_cached(3, 1, 40, 1);
-    test_cached(4, 2, 5, 50);
+    test_cached(2, 2, 12, 0, 0);
+    test_cached(2, 2, 40, 0, 0);
+    test_cached(2, 2, 5, 0, 0);
+    test_cached(6, 2, 12, 7, 0);
+    test_cached(3, 1, 40, 1, 0);
+    test_cached(4, 2, 5, 50, 0);
+    test_cached(4, 2, 256, 0, 1.5f);
+    test_cached(4, 1, 12, 7, 3);
 }

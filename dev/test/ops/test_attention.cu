@@ -10,9 +10,14 @@ struct Shape {
     int B, T, NH, HS;
     const int* starts = NULL; // (B, T) on the host; NULL: one document a row
     int KV = NH;
+    float cap = 0, root = sqrtf((float)HS); // of scores
 };
 
-static AttentionSizes sizes_of(const Shape* s) { return attention_sizes(s->B, s->T, s->NH, s->KV, s->HS); }
+static AttentionSizes sizes_of(const Shape* s) {
+    AttentionSizes sizes = attention_sizes(s->B, s->T, s->NH, s->KV, s->HS);
+    sizes.cap = s->cap, sizes.root = s->root;
+    return sizes;
+}
 
 static size_t outs(const Shape* s) { return (size_t)s->B * s->T * s->NH * s->HS; }
 static size_t lses(const Shape* s) { return (size_t)s->B * s->NH * s->T; }
@@ -101,10 +106,11 @@ static Results reference(const Shape* s, const float* qkv, const float* dout, co
     const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)), NULL, NULL};
     const double* wide = ops_widen(qkv, qkvs(s));
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s));
-    ref_attention_forward(out, lse, wide, s->starts,
-                          {(size_t)s->B, (size_t)s->T, (size_t)s->NH, (size_t)s->KV, (size_t)s->HS, 0});
+    const RefHeads heads = {(size_t)s->B,  (size_t)s->T, (size_t)s->NH, (size_t)s->KV, (size_t)s->HS, 0,
+                            1.0 / s->root, s->cap};
+    ref_attention_forward(out, lse, wide, s->starts, heads);
     ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, ops_widen(got->out, outs(s)), lse, s->starts,
-                           {(size_t)s->B, (size_t)s->T, (size_t)s->NH, (size_t)s->KV, (size_t)s->HS, 0});
+                           heads);
     ops_narrow(r.out, out, outs(s));
     ops_narrow(r.lse, lse, lses(s));
     ops_narrow(r.dqkv, dqkv, qkvs(s));
@@ -164,17 +170,25 @@ static void expect_same(const Results* a, const Results* b, const Shape* s, cons
 // and then out (another u); ds (dq and dk err by u sum |ds| |k|), and then the gradients. Signs are
 // random, so 2 u of the largest element are enough for out, and 3 u for the gradients. Besides,
 // sums are fp32: a score is a sum of HS terms of about 1 / sqrt(HS), and its rounding, times
-// `spread`, is the relative error of a probability; exp2 adds 2^-22.
+// `spread`, is the relative error of a probability; exp2 adds 2^-22. So is that of a capped score,
+// up to 2^-21 of the cap. lse may be smaller than the terms of a score, or than the cap.
 template <class X> static void check(Shape s, float spread, const Gpu* gpu) {
     const size_t n = outs(&s), QKV = columns(&s);
     float *qkv = ops_normal(qkvs(&s), 1), *dout = normal<X>(n, 1);
     for (size_t i = 0; i < qkvs(&s); i++) {
         qkv[i] = to_float(from_float<X>(qkv[i] * (i % QKV < (size_t)s.NH * s.HS ? spread : 1)));
     }
-    const double sums = (8 + 2 * sqrt(s.HS) * spread) * FLT_EPSILON, u = roundoff<X>();
+    const double sums = (8 + 2 * sqrt(s.HS) * spread + 4 * s.cap) * FLT_EPSILON, u = roundoff<X>();
     const Results got = run_alone<X>(&s, qkv, dout, gpu), want = reference(&s, qkv, dout, &got);
+    double largest = 0;
+    for (size_t i = 0; i < lses(&s); i++) {
+        largest = fmax(largest, fabs((double)want.lse[i]));
+    }
     expect_near(got.out, want.out, n, 2 * u + sums, "out", &s, DTYPE_OF(X));
-    expect_near(got.lse, want.lse, lses(&s), (8 + 2 * sqrt(s.HS)) * FLT_EPSILON, "lse", &s, DTYPE_OF(X));
+    expect_near(got.lse, want.lse, lses(&s),
+                (8 + 2 * sqrt(s.HS) * (s.cap > 0 ? spread : 1)) * FLT_EPSILON *
+                    fmax(1, (1 + s.cap) / largest),
+                "lse", &s, DTYPE_OF(X));
     expect_near(got.dqkv, want.dqkv, qkvs(&s), 3 * u + sums, "dqkv", &s, DTYPE_OF(X));
     expect_bias<X>(&got, &s);
     ops_close("sizes");
@@ -239,6 +253,20 @@ template <class X> static void test_groups(const Gpu* gpu) {
     }
 }
 
+// Capped scores, mostly below the cap and mostly above it; another scale; heads of 256 with a cap
+// and without; documents, windows and grouped keys. Documents put masked scores into every tile.
+template <class X> static void test_caps(const Gpu* gpu) {
+    check<X>({1, 130, 2, 64, NULL, 1, 50, 12}, 4, gpu);
+    check<X>({1, 150, 1, 64, documents(1, 150, 40, 129), 1, 3}, 4, gpu);
+    check<X>({2, 65, 2, 12, windows(2, 65, 7), 1, 2}, 1, gpu);
+    check<X>({1, 97, 1, 80, NULL, 1, 5}, 2, gpu);
+    check<X>({1, 150, 1, 128, documents(1, 150, 1000, 64), 1, 2}, 4, gpu);
+    check<X>({1, 33, 1, 256}, 1, gpu);
+    check<X>({1, 100, 2, 256, windows(1, 100, 33), 1}, 1, gpu);
+    check<X>({1, 90, 2, 256, NULL, 1, 50, 12}, 4, gpu);
+    check<X>({1, 70, 1, 200, documents(1, 70, 30, 64), 1, 2}, 4, gpu);
+}
+
 // A row of one document is what it is without starts; a document's results do not depend on the
 // others.
 template <class X> static void test_documents_apart(const Gpu* gpu) {
@@ -286,10 +314,12 @@ template <class X> static void test_growing_scores(const Gpu* gpu) {
 
 // Texts of different lengths: a query over stored keys and values is the last row of the whole
 // text's attention. Only the text's own room is written, and the bits are those of a text alone.
-template <class X> static void test_cached(int NH, int KV, int HS, int window, const Gpu* gpu) {
+template <class X>
+static void test_cached(int NH, int KV, int HS, int window, const Gpu* gpu, float cap = 0) {
     enum { TEXTS = 3, MAX_T = 150 };
     const int lengths[TEXTS] = {1, 31, 150};
-    const AttentionSizes step = attention_sizes(TEXTS, 1, NH, KV, HS);
+    AttentionSizes step = attention_sizes(TEXTS, 1, NH, KV, HS);
+    step.cap = cap;
     const int Q = attention_queries_size(step), QKV = attention_qkv_size(step);
     const size_t room = (size_t)2 * attention_keys_size(step) * MAX_T;
     AttentionCacheGpu<X> cache = {unset<X>(TEXTS * room, gpu), MAX_T};
@@ -298,7 +328,7 @@ template <class X> static void test_cached(int NH, int KV, int HS, int window, c
     Results want[TEXTS];
     for (int b = 0; b < TEXTS; b++) {
         const int T = lengths[b];
-        const Shape s = {1, T, NH, HS, window ? windows(1, T, window) : NULL, KV};
+        const Shape s = {1, T, NH, HS, window ? windows(1, T, window) : NULL, KV, cap};
         float* qkv = normal<X>(qkvs(&s), 1);
         X* rows = upload_rounded<X>(qkv, qkvs(&s), 0, gpu);
         positions[b] = T - 1;
@@ -430,9 +460,10 @@ static void test_ranks_of(AttentionSizes sizes, const int* starts, int ranks, co
 }
 
 template <class X> static void test_ranks(const Gpu* gpu) {
-    const int shapes[][6] = {{2, 512, 2, 2, 16, 2}, {1, 512, 2, 1, 72, 2}, {1, 1024, 1, 1, 12, 4}};
+    const int shapes[][7] = {{2, 512, 2, 2, 16, 2, 0}, {1, 512, 2, 1, 72, 2, 0}, {1, 1024, 1, 1, 12, 4, 2}};
     for (const int* x : shapes) {
-        const AttentionSizes sizes = attention_sizes(x[0], x[1], x[2], x[3], x[4]);
+        AttentionSizes sizes = attention_sizes(x[0], x[1], x[2], x[3], x[4]);
+        sizes.cap = (float)x[6];
         test_ranks_of<X>(sizes, NULL, x[5], gpu);
         test_ranks_of<X>(sizes, documents(sizes.B, sizes.T, 90, 257), x[5], gpu);
         test_ranks_of<X>(sizes, windows(sizes.B, sizes.T, 200), x[5], gpu);
@@ -449,7 +480,7 @@ static const int simulated = 0;
 static void forward_too_large(const void* gpu) {
     AttentionGpu scratch;
     Memory memory = memory_on_gpu();
-    const AttentionSizes sizes = attention_sizes(1, 1, 1, 1, 129);
+    const AttentionSizes sizes = attention_sizes(1, 1, 1, 1, 257);
     attention_gpu_open<float>(&scratch, &memory, sizes, sizes.T);
     const AttentionPassGpu<float> pass = {sizes, NULL, NULL, NULL, NULL, NULL};
     attention_forward(&pass, &scratch, (const Gpu*)gpu);
@@ -509,7 +540,10 @@ template <class X> static void test_type(const Gpu* gpu) {
     test_cached<X>(2, 2, 5, 0, gpu);
     test_cached<X>(6, 2, 8, 7, gpu);
     test_cached<X>(3, 1, 24, 140, gpu);
+    test_cached<X>(2, 1, 256, 0, gpu, 2);
+    test_cached<X>(2, 1, 24, 7, gpu, 1.5f);
     test_groups<X>(gpu);
+    test_caps<X>(gpu);
     test_ranks<X>(gpu);
     test_causality<X>(gpu);
     test_scratch<X>(gpu);
@@ -549,7 +583,7 @@ TEST(attention) {
         UNSANITIZED(test_type<fp16>(&gpu));
     }
     EXPECT(!simulated || test_dies(forward_too_large, &gpu, EXIT_FAILURE,
-                                   "attention: heads of size 129|wanted at most 128"),
+                                   "attention: heads of size 257|wanted at most 256"),
            "large heads");
     gpu_close(&gpu);
 }

@@ -14,6 +14,9 @@ typedef struct {
     float *qkv, *dqkv, *dqnormw, *dknormw;
 } Run;
 
+// Some cases have weights that count from 1.
+static int offset_of(AttentionSizes s) { return s.T == 33; }
+
 static size_t rows(AttentionSizes s) { return (size_t)s.B * s.T; }
 
 // Returns the columns of the weights of queries, or of keys.
@@ -27,7 +30,7 @@ static Run run(HeadsKind kind, AttentionSizes sizes, Rope rope, const float* x, 
     const int HS = sizes.HS, count = sizes.NH + sizes.KV;
     const size_t n = rows(sizes) * attention_qkv_size(sizes), q = weight_columns(kind, sizes, sizes.NH),
                  k = weight_columns(kind, sizes, sizes.KV);
-    Run r = {.heads = {.kind = kind, .eps = EPS, .sizes = sizes, .rope = rope},
+    Run r = {.heads = {.kind = kind, .eps = EPS, .offset = offset_of(sizes), .sizes = sizes, .rope = rope},
              .qkv = ops_copy(x, n),
              .dqkv = ops_copy(dout, n),
              .dqnormw = ops_floats(q),
@@ -70,13 +73,13 @@ static void check(HeadsKind kind, AttentionSizes s, int dims, int turns, Gradien
     double *rstd = kind == HEADS_PLAIN ? NULL : ops_doubles(N * (NH + KV)), *wide = ops_widen(x, n),
            *q = has_weights ? ops_widen(weights, both) : NULL, *k = q ? q + columns[0] : NULL;
     for (int i = 0; i < turned / 2; i++) {
-        frequency[i] = rope_frequency(settings.scaling, settings.base, turned, i);
+        frequency[i] = rope_frequency(settings, i, 0);
     }
     const RefHeads heads = {B, T, NH, KV, HS, 0};
-    const RefHeadNorm norm = {kind, q, k, rstd, EPS};
+    const RefHeadNorm norm = {kind, q, k, rstd, EPS, offset_of(s)};
     ref_heads_norm_forward(normed, wide, norm, heads);
-    ref_rope_forward(out, normed, turns ? frequency : NULL, heads);
-    ref_rope_backward(dn, ops_widen(dout, n), turns ? frequency : NULL, heads);
+    ref_rope_forward(out, normed, (RefRope){turns ? frequency : NULL, 1}, heads);
+    ref_rope_backward(dn, ops_widen(dout, n), (RefRope){turns ? frequency : NULL, 1}, heads);
     ref_heads_norm_backward(dx, q ? dweights : NULL, q ? dweights + columns[0] : NULL, dn, wide, norm, heads);
     EXPECT_NEAR(ops_error(r.qkv, out, NULL, n), 0, 8, "out of kind %d, %d x %d x %d/%d x %d", kind, B, T, NH,
                 KV, HS);
@@ -137,7 +140,7 @@ static void check_positions(HeadsKind kind) {
     for (int i = 0; i < 3; i++) {
         memcpy(last + i * QKV, x + positions[i] * QKV, (size_t)QKV * sizeof(float));
     }
-    const Heads heads = {kind, EPS, step, rope, positions, weights, weights + q, NULL, NULL};
+    const Heads heads = {kind, EPS, 0, step, rope, positions, weights, weights + q, NULL, NULL};
     heads_forward_cpu(last, &heads);
     for (int i = 0; i < 3; i++) {
         EXPECT(ops_same_bits(last + i * QKV, whole.qkv + positions[i] * QKV, QKV), "row %d", i);

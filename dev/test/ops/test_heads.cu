@@ -28,9 +28,25 @@ static int key_weights(const Case* c) {
     return c->kind == HEADS_ROW_NORM ? attention_keys_size(c->sizes) : c->sizes.HS;
 }
 
+// Some cases have weights that count from 1.
+static float offset_of(const Case* c) { return c->sizes.T == 33; }
+
 static size_t rows(const Case* c) { return (size_t)c->sizes.B * c->sizes.T; }
+// Longrope beyond its original context, with an attention factor where no norm commutes with it.
 static RopeSettings settings_of(const Case* c, int T) {
-    return {T, c->sizes.HS, c->dims, 1e4f, {ROPE_PLAIN, 0, 0, 0, 0}};
+    static RopeFactors factors;
+    for (int i = 0; i < ROPE_MAX_FACTORS; i++) {
+        factors.near[i] = 1, factors.far[i] = 1 + 0.1f * (float)i;
+    }
+    const float attention = c->kind == HEADS_UNIT_NORM ? 1.0f : 2.0f; // exact in any type
+    return {T, c->sizes.HS, c->dims, 1e4f, {ROPE_LONG, 4, 0, 0, T / 2, attention, 0}, &factors};
+}
+
+// Opens the table for all T tokens.
+static Rope open_far(Memory* memory, RopeSettings settings, void (*open)(Rope*, Memory*, RopeSettings)) {
+    RopeTables tables;
+    rope_tables_open(&tables, memory, settings, open);
+    return rope_of_pass(&tables, settings.T);
 }
 
 static Results on_cpu(const Case* c, int T) {
@@ -38,11 +54,12 @@ static Results on_cpu(const Case* c, int T) {
     const size_t n = rows(c) * attention_qkv_size(c->sizes);
     const Results r = {ops_copy(c->x, n), ops_copy(c->dout, n), ops_floats(Q), ops_floats(K)};
     Memory memory = memory_on_host();
-    Heads heads = {c->kind, EPS, c->sizes, {NULL, HS}, c->positions, c->weights, c->weights + Q, NULL, NULL};
+    Heads heads = {c->kind,      EPS,        offset_of(c),   c->sizes, {NULL, HS},
+                   c->positions, c->weights, c->weights + Q, NULL,     NULL};
     heads.raw = ops_floats(rows(c) * count * HS);
     heads.rstd = ops_floats(rows(c) * count);
     if (c->dims > 0) {
-        rope_open(&heads.rope, &memory, settings_of(c, T));
+        heads.rope = open_far(&memory, settings_of(c, T), rope_open);
     }
     const HeadsGradients d = {r.dqnormw, r.dknormw, GRADIENT_SET,
                               ops_floats((size_t)c->sizes.B * count * HS)};
@@ -70,13 +87,14 @@ template <class X> static Results on_gpu(const Case* c, int T, const Gpu* gpu) {
     float *dq = upload_rounded<float>(onto, Q, 0, gpu), *dk = upload_rounded<float>(onto, K, 0, gpu);
     int* positions = NULL;
     Memory memory = memory_on_gpu();
-    HeadsGpu<X> heads = {c->kind, EPS, c->sizes, {NULL, HS}, NULL, weights, weights + Q, raw, rstd};
+    HeadsGpu<X> heads = {c->kind, EPS,     offset_of(c), c->sizes, {NULL, HS},
+                         NULL,    weights, weights + Q,  raw,      rstd};
     if (c->positions) {
         positions = upload_ints(c->positions, rows(c), gpu);
     }
     heads.positions = positions;
     if (c->dims > 0) {
-        rope_gpu_open(&heads.rope, &memory, settings_of(c, T));
+        heads.rope = open_far(&memory, settings_of(c, T), rope_gpu_open);
     }
     const HeadsGradientsGpu set = {{dq, DTYPE_FP32}, {NULL, DTYPE_FP32}, GRADIENT_SET, sums},
                             add = {{NULL, DTYPE_FP32}, {dk, DTYPE_FP32}, GRADIENT_ADD, sums};
@@ -136,10 +154,10 @@ template <class X> static void check(Case c, int T, const Gpu* gpu) {
 }
 
 template <class X> static void test_type(const Gpu* gpu) {
-    // 126 and 20 columns are read in pairs, in all types and in 16 bits
-    const int HS[] = {8, 32, 48, 64, 80, 128, 2, 126, 20}, T[] = {1, 31, 33},
+    // 126, 20 and 250 columns are read in pairs, in all types or in 16 bits
+    const int HS[] = {8, 32, 48, 64, 80, 128, 2, 126, 20, 256, 250}, T[] = {1, 31, 33},
               groups[][2] = {{4, 1}, {3, 3}, {6, 2}};
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 11; i++) {
         const AttentionSizes s =
             attention_sizes(1 + i % 3, T[i % 3], groups[i % 3][0], groups[i % 3][1], HS[i]);
         check<X>({HEADS_PLAIN, s, s.HS}, s.T, gpu);

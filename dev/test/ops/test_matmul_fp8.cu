@@ -135,7 +135,7 @@ template <class T> static void test_norm(NormKind kind, int N, int C, const Gpu*
       *weight = upload<T>(ops_normal((size_t)C, 1), (size_t)C, 0, gpu),
       *bias = upload<T>(ops_normal((size_t)C, 1), (size_t)C, 0, gpu);
     float *mean = unset<float>((size_t)N, gpu), *rstd = unset<float>((size_t)N, gpu);
-    const NormGpu<T> norm = {kind, 1e-5f, weight, kind == NORM_LAYER ? bias : NULL, mean, rstd, N, C, {}};
+    const NormGpu<T> norm = {kind, 1e-5f, 1, weight, kind == NORM_LAYER ? bias : NULL, mean, rstd, N, C, {}};
     test_norm_forward(norm, (const T*)inp, gpu);
     test_norm_backward(norm, (const T*)inp, (const T*)dout, gpu);
     for (T* each : {inp, dout, weight, bias}) {

@@ -16,10 +16,16 @@ typedef struct {
     double *out, *mean, *rstd, *dinp, *dweight, *dbias;
 } NormCase;
 
-static const char* const kinds[] = {"layer", "rms", "rms alone"};
+static const char* const kinds[] = {"layer", "rms", "rms plus", "rms alone"};
 static int has_mean(NormKind kind) { return norm_parts(kind).has_mean; }
 static int has_bias(NormKind kind) { return norm_parts(kind).has_bias; }
 static int has_weight(NormKind kind) { return norm_parts(kind).has_weight; }
+
+// Returns a factor of the output, and the most that multiplies column c of a normalized row.
+static float factor_of(NormKind kind) { return kind == NORM_RMS_PLUS ? 0.375f : 1; }
+static double weight_size(NormKind kind, double weight) {
+    return factor_of(kind) * (norm_parts(kind).offset + fabs(weight));
+}
 
 // Returns random weights and biases; ones and zeros where the kind has none.
 static float* random_weight(NormKind kind, int C) {
@@ -35,6 +41,7 @@ static Norm norm_of(NormKind kind, const float* weight, const float* bias, float
                     int C) {
     return (Norm){kind,
                   NORM_EPS,
+                  factor_of(kind),
                   has_weight(kind) ? weight : NULL,
                   has_bias(kind) ? bias : NULL,
                   has_mean(kind) ? mean : NULL,
@@ -82,7 +89,7 @@ static void forward_magnitude(const NormCase* l, const Magnitude* m) {
             const double centered = (fabs(x[c]) + size) * rstd +
                                     // `size` bounds the error of the mean
                                     fabs(x[c] - mean) * m->rstd[n];
-            m->out[n * l->C + c] = fabs(l->weight[c]) * centered + fabs(l->bias[c]);
+            m->out[n * l->C + c] = weight_size(l->kind, l->weight[c]) * centered + fabs(l->bias[c]);
         }
     }
 }
@@ -92,14 +99,16 @@ static void backward_magnitude(const NormCase* l, const Magnitude* m) {
         const double *x = l->inp + n * l->C, *d = l->dout + n * l->C, rstd = l->rstd[n];
         double sum = 0, dot = 0;
         for (int c = 0; c < l->C; c++) {
-            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd, g = fabs(d[c] * l->weight[c]);
+            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd,
+                         g = fabs(d[c]) * weight_size(l->kind, l->weight[c]);
             sum += g / l->C;
             dot += g * norm / l->C;
             m->dweight[c] += fabs(d[c]) * norm;
             m->dbias[c] += fabs(d[c]);
         }
         for (int c = 0; c < l->C; c++) {
-            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd, g = fabs(d[c] * l->weight[c]);
+            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd,
+                         g = fabs(d[c]) * weight_size(l->kind, l->weight[c]);
             m->dinp[n * l->C + c] = rstd * (g + sum + norm * dot);
         }
     }
@@ -146,7 +155,8 @@ static void test_size(NormKind kind, int N, int C, float offset) {
     }
     const NormCase l = norm_case_open(kind, N, C, inp, weight, bias, dout);
     const Magnitude m = magnitude_open(&l);
-    const RefNorm ref = {kind, l.weight, l.bias, has_mean(kind) ? l.mean : NULL, l.rstd, NORM_EPS, N, C};
+    const RefNorm ref = {
+        kind, l.weight, l.bias, has_mean(kind) ? l.mean : NULL, l.rstd, NORM_EPS, factor_of(kind), N, C};
     ref_norm_forward(l.out, l.inp, ref);
     forward_magnitude(&l, &m);
     const Norm norm = norm_of(kind, weight, bias, mean, rstd, N, C);
@@ -155,7 +165,8 @@ static void test_size(NormKind kind, int N, int C, float offset) {
 
     float *out_again = ops_floats(nc), *mean_again = ops_floats(N), *rstd_again = ops_floats(N);
     const Norm again = norm_of(kind, weight, bias, mean_again, rstd_again, N, C);
-    residual_norm_forward_cpu(inp_again, out_again, left, right, &again);
+    const ResidualSum sum = {left, right, 1, NULL};
+    residual_norm_forward_cpu(inp_again, out_again, &sum, &again);
     EXPECT(ops_same_bits(inp, inp_again, nc), "residual sum in one pass, %d x %d", N, C);
     check_forward(&l, &m, out_again, mean_again, rstd_again, "after the residual sum");
 
@@ -254,12 +265,46 @@ TEST(constant_row) {
     for (int c = 0; c < C; c++) {
         inp[c] = -3;
     }
-    const Norm norm = {NORM_LAYER, NORM_EPS, weight, bias, mean, rstd, 1, C};
+    const Norm norm = {NORM_LAYER, NORM_EPS, 1, weight, bias, mean, rstd, 1, C};
     norm_forward_cpu(out, inp, &norm);
     EXPECT(mean[0] == -3, "mean %g", mean[0]);
     EXPECT_NEAR(rstd[0], 1 / sqrt(1e-5), 1e-6 * 317, "rstd");
     EXPECT(ops_same_bits(out, bias, C), "out is not the bias");
     ops_close("constant row");
+}
+
+// Sums with a factor, and with a norm of the right side, alone and before another norm, have the
+// bits of their parts.
+static void test_sums(NormKind kind, int N, int C) {
+    const size_t nc = (size_t)N * C;
+    float *left = ops_normal(nc, 1), *right = ops_normal(nc, 1), *weight = random_weight(kind, C),
+          *bias = random_bias(kind, C), *mean = ops_floats(N), *rstd = ops_floats(N),
+          *normed = ops_floats(nc), *want = ops_floats(nc), *sum = ops_floats(nc), *again = ops_floats(nc),
+          *out = ops_floats(nc), *want_out = ops_floats(nc);
+    const Norm norm = norm_of(kind, weight, bias, mean, rstd, N, C);
+    const ResidualSum after = {left, right, 1, &norm}, scaled = {left, right, 0.22f, NULL};
+    norm_forward_cpu(normed, right, &norm);
+    residual_forward_cpu(want, left, normed, nc);
+    residual_sum_cpu(sum, &after, N, C);
+    EXPECT(ops_same_bits(sum, want, nc), "sum with a norm, %s", kinds[kind]);
+    residual_norm_forward_cpu(again, out, &after, &norm);
+    norm_forward_cpu(want_out, want, &norm);
+    EXPECT(ops_same_bits(again, want, nc) && ops_same_bits(out, want_out, nc), "norm of it, %s", kinds[kind]);
+    residual_sum_cpu(sum, &scaled, N, C);
+    residual_norm_forward_cpu(again, out, &scaled, &norm);
+    EXPECT(ops_same_bits(sum, again, nc), "sum with a factor, %s", kinds[kind]);
+    residual_scale_cpu(right, right, 0.22f, nc);
+    for (size_t i = 0; i < nc; i++) {
+        EXPECT_NEAR(sum[i], (double)left[i] + right[i], 4e-7 * (fabsf(left[i]) + fabsf(right[i])), "%zu", i);
+    }
+    ops_close("sums");
+}
+
+TEST(sums) {
+    for (int k = 0; k < NORM_KINDS_COUNT; k++) {
+        test_sums((NormKind)k, 3, 33);
+        test_sums((NormKind)k, 33, 768);
+    }
 }
 
 static void test_threads(NormKind kind) {
@@ -274,7 +319,8 @@ static void test_threads(NormKind kind) {
         dinp[t] = ops_copy(held, N * C), dweight[t] = ops_floats(C), dbias[t] = ops_floats(C);
         residual_forward_cpu(sum[t], left, right, N * C);
         const Norm norm = norm_of(kind, weight, bias, mean, rstd, N, C);
-        residual_norm_forward_cpu(inp[t], out[t], left, right, &norm);
+        const ResidualSum of = {left, right, 1, NULL};
+        residual_norm_forward_cpu(inp[t], out[t], &of, &norm);
         norm_backward_cpu(dinp[t], dweight[t], dbias[t], dout, inp[t], &norm, GRADIENT_ADD, GRADIENT_SET);
         EXPECT(ops_same_bits(sum[t], inp[1], N * C), "residual sum with %d threads, %s", t, kinds[kind]);
         EXPECT(ops_same_bits(inp[t], inp[1], N * C), "inp with %d threads, %s", t, kinds[kind]);

@@ -26,6 +26,12 @@ typedef struct {
     float *mean, *rstd;                       // on the host, as the GPU found them
 } NormCase;
 
+// Returns a factor of the output, and the most that multiplies column c of a normalized row.
+static float factor_of(NormKind kind) { return kind == NORM_RMS_PLUS ? 0.375f : 1; }
+static double weight_size(const NormCase* l, int c) {
+    return factor_of(l->kind) * (norm_parts(l->kind).offset + fabs(l->weight[c]));
+}
+
 static NormCase norm_case_open(NormKind kind, int N, int C) {
     const size_t nc = (size_t)N * C;
     const NormCase l = {kind,
@@ -75,6 +81,7 @@ template <class T> static NormGpu<T> norm_of(const NormCase* l, const Device<T>*
     const int is_layer = norm_parts(l->kind).has_mean;
     return NormGpu<T>{l->kind,
                       NORM_EPS,
+                      factor_of(l->kind),
                       !norm_parts(l->kind).has_weight ? NULL : d->weight,
                       is_layer ? d->bias : NULL,
                       is_layer ? d->mean : NULL,
@@ -96,7 +103,7 @@ static void forward_magnitude(const NormCase* l, double* mean_size, double* rstd
         rstd_size[n] = rstd * (1 + (double)rstd * rstd * moved);
         for (int c = 0; c < l->C; c++) {
             const double centered = (fabs(x[c]) + fabs(mean)) * rstd + fabs(x[c] - mean) * rstd_size[n];
-            out_size[(size_t)n * l->C + c] = fabs(l->weight[c]) * centered + fabs(l->bias[c]);
+            out_size[(size_t)n * l->C + c] = weight_size(l, c) * centered + fabs(l->bias[c]);
         }
     }
 }
@@ -109,7 +116,7 @@ static void backward_magnitude(const NormCase* l, double* dinp_size, double* dwe
         for (int pass = 0; pass < 2; pass++) {
             for (int c = 0; c < l->C; c++) {
                 const double norm = (fabs(x[c]) + fabs(l->mean[n])) * l->rstd[n],
-                             g = fabs(d[c] * l->weight[c]);
+                             g = fabs(d[c]) * weight_size(l, c);
                 if (pass == 0) {
                     sum += g / l->C;
                     dot += g * norm / l->C;
@@ -140,7 +147,8 @@ template <class T> static void test_forward(NormCase* l, const Device<T>* d, con
     double *out = ops_doubles(nc), *mean = ops_doubles(N), *rstd = ops_doubles(N);
     ref_norm_forward(out, ops_widen(l->inp, nc),
                      {l->kind, ops_widen(l->weight, C), ops_widen(l->bias, C),
-                      norm_parts(l->kind).has_mean ? mean : NULL, rstd, NORM_EPS, (size_t)N, (size_t)C});
+                      norm_parts(l->kind).has_mean ? mean : NULL, rstd, NORM_EPS, factor_of(l->kind),
+                      (size_t)N, (size_t)C});
     forward(l, d, gpu);
     l->mean = norm_parts(l->kind).has_mean ? download(d->mean, N, gpu) : ops_normal(N, 0);
     l->rstd = download(d->rstd, N, gpu);
@@ -223,7 +231,7 @@ static void test_backward(const NormCase* l, const Device<T>* d, GradientMode di
     ref_norm_backward(dinp_want, dweight_want, dbias_want, ops_widen(l->dout, nc), ops_widen(l->inp, nc),
                       {l->kind, ops_widen(l->weight, C), NULL,
                        norm_parts(l->kind).has_mean ? ops_widen(l->mean, N) : NULL, ops_widen(l->rstd, N),
-                       NORM_EPS, (size_t)N, (size_t)C});
+                       NORM_EPS, factor_of(l->kind), (size_t)N, (size_t)C});
     compare<T>(results[0][0], dinp_want, dinp_size, nc, dinp_mode == GRADIENT_ADD ? "dinp added" : "dinp", N,
                C);
     if (norm_parts(l->kind).has_weight) {
@@ -257,6 +265,34 @@ static void test_size(NormKind kind, int N, int C, float offset, size_t shift, c
     device_close(&d, shift);
     memory_close(&memory);
     ops_close("sizes");
+}
+
+// A residual sum with a norm, or a factor, is that of its parts, rounded to T once.
+template <class T> static void test_sums(NormKind kind, int N, int C, size_t shift, const Gpu* gpu) {
+    const size_t nc = (size_t)N * C;
+    NormCase l = norm_case_open(kind, N, C);
+    const Device<T> d = device_open<T>(&l, shift, gpu);
+    const NormGpu<T> norm = norm_of(&l, &d);
+    const RefNorm ref = {kind,     ops_widen(l.weight, C), NULL,      NULL,     ops_doubles(N),
+                         NORM_EPS, factor_of(kind),        (size_t)N, (size_t)C};
+    double *want = ops_doubles(nc), *size = ops_doubles(nc), *inp = ops_widen(l.inp, nc);
+    ref_norm_forward(want, inp, ref);
+    for (size_t i = 0; i < nc; i++) {
+        size[i] = 4 * fabs(want[i]) + fabs(l.dout[i]);
+        want[i] += l.dout[i];
+    }
+    norm_forward_residual(d.out, (const T*)d.dout, (const T*)d.inp, &norm, gpu);
+    compare<T>(download(d.out, nc, gpu), want, size, nc, "sum with a norm", N, C);
+    for (int has_residual = 0; has_residual < 2; has_residual++) {
+        residual_sum(d.out, has_residual ? (const T*)d.dout : NULL, (const T*)d.inp, 0.22f, nc, gpu);
+        for (size_t i = 0; i < nc; i++) {
+            want[i] = (double)0.22f * inp[i] + (has_residual ? l.dout[i] : 0);
+            size[i] = fabs(inp[i]) + fabs(l.dout[i]);
+        }
+        compare<T>(download(d.out, nc, gpu), want, size, nc, "sum with a factor", N, C);
+    }
+    device_close(&d, shift);
+    ops_close("sums");
 }
 
 // NaN in one row stays in that row, and reaches every column sum.
@@ -371,6 +407,10 @@ template <class T> static void test_type(const Gpu* gpu) {
     for (int k = 0; k < NORM_KINDS_COUNT; k++) {
         const NormKind kind = (NormKind)k;
         test_kind<T>(kind, gpu);
+    }
+    for (int C : {1, 33, 768, 1600, 4104, 40000}) {
+        test_sums<T>(NORM_RMS, 5, C, 0, gpu);
+        test_sums<T>(NORM_RMS_PLUS, 9, C, C == 33, gpu);
     }
     for (int C : {1, 31, 33, 768, 1600, 4104}) {
         test_unit<T>(9, C, 0, gpu);

@@ -16,7 +16,8 @@ typedef struct Operation {
     const int* starts;
     ActivationKind activation;
     RouterKind router;
-    double softcap, z_loss, balance;
+    double softcap, scale, z_loss, balance;
+    double factor;              // of norms
     double weight, temperature; // of a teacher
 } Operation;
 
@@ -76,8 +77,8 @@ static void embedding_backward(const Operation* op) {
 }
 
 static RefNorm norm_of(const Operation* op, NormKind kind) {
-    return (RefNorm){kind,         op->x[1], op->x[2], kind == NORM_LAYER ? op->kept : NULL,
-                     op->kept_too, 1e-5,     N,        C};
+    return (RefNorm){kind,       op->x[1], op->x[2], kind == NORM_LAYER ? op->kept : NULL, op->kept_too, 1e-5,
+                     op->factor, N,        C};
 }
 
 static void norm_forward(const Operation* op) {
@@ -85,6 +86,13 @@ static void norm_forward(const Operation* op) {
 }
 static void norm_backward(const Operation* op) {
     ref_norm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], norm_of(op, NORM_LAYER));
+}
+
+static void plus_forward(const Operation* op) {
+    ref_norm_forward(op->out, op->x[0], norm_of(op, NORM_RMS_PLUS));
+}
+static void plus_backward(const Operation* op) {
+    ref_norm_backward(op->dx[0], op->dx[1], NULL, op->dout, op->x[0], norm_of(op, NORM_RMS_PLUS));
 }
 
 // RMS, with weights if there is a second input.
@@ -101,26 +109,27 @@ static void linear_backward(const Operation* op) {
 }
 
 static void attention_forward(const Operation* op) {
-    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, (RefHeads){B, T, NH, NH, HS, 0});
+    ref_attention_forward(op->out, op->kept, op->x[0], op->starts,
+                          (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
 }
 static void attention_backward(const Operation* op) {
     ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
-                           (RefHeads){B, T, NH, NH, HS, 0});
+                           (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
 }
 
 static void grouped_forward(const Operation* op) {
     ref_attention_forward(op->out, op->kept, op->x[0], op->starts,
-                          (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2});
+                          (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2, op->scale, op->softcap});
 }
 static void grouped_backward(const Operation* op) {
     ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
-                           (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2});
+                           (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2, op->scale, op->softcap});
 }
 
 static const RefHeads grouped = {B, T, GROUPED, GROUPS, 2 * PAIRS, 0};
 
 static RefHeadNorm head_norm_of(const Operation* op, HeadsKind kind) {
-    return (RefHeadNorm){kind, op->x[1], op->x[2], op->kept, 1e-5};
+    return (RefHeadNorm){kind, op->x[1], op->x[2], op->kept, 1e-5, (int)op->factor};
 }
 
 static void head_norm_forward(const Operation* op) {
@@ -141,8 +150,12 @@ static void row_norm_backward(const Operation* op) {
 
 static const double frequency[PAIRS] = {1, 0.1};
 
-static void rope_forward(const Operation* op) { ref_rope_forward(op->out, op->x[0], frequency, grouped); }
-static void rope_backward(const Operation* op) { ref_rope_backward(op->dx[0], op->dout, frequency, grouped); }
+static void rope_forward(const Operation* op) {
+    ref_rope_forward(op->out, op->x[0], (RefRope){frequency, 1}, grouped);
+}
+static void rope_backward(const Operation* op) {
+    ref_rope_backward(op->dx[0], op->dout, (RefRope){frequency, 1}, grouped);
+}
 
 static void activation_forward(const Operation* op) {
     ref_activation_forward(op->out, op->x[0], N, C, op->activation);
@@ -152,10 +165,10 @@ static void activation_backward(const Operation* op) {
 }
 
 static void residual_forward(const Operation* op) {
-    ref_residual_forward(op->out, op->x[0], op->x[1], op->out_n);
+    ref_residual_forward(op->out, op->x[0], op->x[1], 0.7, op->out_n);
 }
 static void residual_backward(const Operation* op) {
-    ref_residual_backward(op->dx[0], op->dx[1], op->dout, op->out_n);
+    ref_residual_backward(op->dx[0], op->dx[1], op->dout, 0.7, op->out_n);
 }
 
 // Computes what training minimizes. All tokens have equal weights, because the operation has no
@@ -260,14 +273,19 @@ TEST(operations) {
     const Operation operations[] = {
         {"embedding",  embedding_forward,  embedding_backward,  .out_n = N * C,  .x_n = {Vp * C, (T + 1) * C}},
         {"tokens",     embedding_forward,  embedding_backward,  .out_n = N * C,  .x_n = {Vp * C}},
-        {"layer norm", norm_forward,       norm_backward,       .out_n = N * C,  .x_n = {N * C, C, C}},
-        {"rms",        rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C, C}},
-        {"rms alone",  rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C}},
+        {"layer norm", norm_forward,       norm_backward,       .out_n = N * C,  .x_n = {N * C, C, C}, .factor = 1},
+        {"rms",        rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C, C}, .factor = 2},
+        {"rms plus",   plus_forward,       plus_backward,       .out_n = N * C,  .x_n = {N * C, C}, .factor = 0.3},
+        {"rms alone",  rms_forward,        rms_backward,        .out_n = N * C,  .x_n = {N * C}, .factor = 1},
         {"linear",     linear_forward,     linear_backward,     .out_n = N * OC, .x_n = {N * C, OC * C, OC}},
         {"attention",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}},
         {"documents",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .starts = starts},
+        {"scale",      attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .scale = 0.3},
+        {"cap",        attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .softcap = 0.5, .starts = starts},
+        {"cap, group", grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .softcap = 0.5, .scale = 0.7},
         {"groups",     grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .starts = starts},
         {"head norm",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV, 2 * PAIRS, 2 * PAIRS}},
+        {"head plus",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV, 2 * PAIRS, 2 * PAIRS}, .factor = 1},
         {"unit norm",  head_norm_forward,  head_norm_backward,  .out_n = N * QKV, .x_n = {N * QKV}},
         {"row norm",   row_norm_forward,   row_norm_backward,   .out_n = N * QKV, .x_n = {N * QKV, GROUPED * 2 * PAIRS, GROUPS * 2 * PAIRS}},
         {"chosen",     router_forward,     router_backward,     .out_n = N * E + 1, .x_n = {N * E}, .router = ROUTER_CHOSEN},
@@ -279,6 +297,7 @@ TEST(operations) {
         {"rope",       rope_forward,       rope_backward,       .out_n = N * QKV, .x_n = {N * QKV}},
         {"gelu",       activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_GELU},
         {"swiglu",     activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_SWIGLU},
+        {"geglu",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_GEGLU},
         {"relu2",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_RELU2},
         {"residual",   residual_forward,   residual_backward,   .out_n = N * C,  .x_n = {N * C, N * C}},
         {"classifier", classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}},
@@ -302,7 +321,7 @@ TEST(rope) {
     for (int t = 0; t < 9; t++) { // a query, and no key that differs
         memcpy(inp + 8 * t, one, sizeof(one));
     }
-    ref_rope_forward(out, inp, frequencies, (RefHeads){1, 9, 1, 0, 8, 0});
+    ref_rope_forward(out, inp, (RefRope){frequencies, 1}, (RefHeads){1, 9, 1, 0, 8, 0});
     for (int i = 0; i < 8; i++) {
         EXPECT_NEAR(out[3 * 8 + i], want[i], 1e-11, "element %d of position 3", i);
     }
@@ -374,6 +393,9 @@ TEST(model) {
             cfg.window = 2, cfg.windows[0] = 1;
             cfg.softcap = arch == ARCH_NANOCHAT ? 3 : 0;
         }
+        if (arch == ARCH_GRANITE || arch == ARCH_OLMO2) {
+            cfg.embedding_factor = 3, cfg.residual_factor = 0.22f, cfg.logits_divisor = 1.5f;
+        }
         if (model_architecture(arch)->router != ROUTER_NONE) {
             cfg.E = E, cfg.E_used = USED, cfg.router_factor = 1.5f;
             cfg.Fs = arch == ARCH_GLM4MOE ? 3 : 0;
@@ -402,12 +424,12 @@ static void set_parameters(const RefModel* model) {
     static const struct {
         const char* name;
         int number, is_norm;
-    } of[] = {{"wte", 0, 0},      {"wpe", 1, 0},      {"ln1w", 2, 1},   {"ln1b", 3, 0},
-              {"qkvw", 4, 0},     {"qkvb", 5, 0},     {"qnormw", 6, 1}, {"knormw", 7, 1},
-              {"attprojw", 8, 0}, {"attprojb", 9, 0}, {"ln2w", 10, 1},  {"ln2b", 11, 0},
-              {"routerw", 12, 0}, {"routerb", 13, 0}, {"fcw", 14, 0},   {"fcb", 15, 0},
-              {"fcprojw", 16, 0}, {"fcprojb", 17, 0}, {"sfcw", 18, 0},  {"sfcprojw", 19, 0},
-              {"lnfw", 20, 1},    {"lnfb", 21, 0},    {"head", 22, 0}};
+    } of[] = {
+        {"wte", 0, 0},   {"wpe", 1, 0},      {"ln1w", 2, 1},     {"ln1b", 3, 0},      {"qkvw", 4, 0},
+        {"qkvb", 5, 0},  {"qnormw", 6, 1},   {"knormw", 7, 1},   {"attprojw", 8, 0},  {"attprojb", 9, 0},
+        {"ln2w", 10, 1}, {"ln2b", 11, 0},    {"routerw", 12, 0}, {"routerb", 13, 0},  {"fcw", 14, 0},
+        {"fcb", 15, 0},  {"fcprojw", 16, 0}, {"fcprojb", 17, 0}, {"sfcw", 18, 0},     {"sfcprojw", 19, 0},
+        {"lnfw", 20, 1}, {"lnfb", 21, 0},    {"head", 22, 0},    {"ln1postw", 23, 1}, {"ln2postw", 24, 1}};
     enum { COUNT = sizeof(of) / sizeof(of[0]) };
     EXPECT((int)COUNT == (int)MODEL_PARAMETER_ROWS, "a parameter without a number");
     for (int i = 0; i < (int)COUNT; i++) {
@@ -492,16 +514,16 @@ TEST(numbers) {
 // 4 they are mixed.
 TEST(frequencies) {
     double plain[4], linear[4], llama[4], partial[4];
-    ref_rope_frequencies(plain, 8, 8, 10000, (RopeScaling){ROPE_PLAIN, 0, 0, 0, 0});
-    ref_rope_frequencies(linear, 8, 8, 10000, (RopeScaling){ROPE_LINEAR, 4, 0, 0, 0});
-    ref_rope_frequencies(llama, 8, 8, 10000, (RopeScaling){ROPE_LLAMA3, 8, 1, 4, 256});
-    ref_rope_frequencies(partial, 8, 4, 10000, (RopeScaling){ROPE_PLAIN, 0, 0, 0, 0});
+    ref_rope_frequencies(plain, 9, (RopeSettings){0, 8, 8, 10000});
+    ref_rope_frequencies(linear, 9, (RopeSettings){0, 8, 8, 10000, {ROPE_LINEAR, 4}});
+    ref_rope_frequencies(llama, 9, (RopeSettings){0, 8, 8, 10000, {ROPE_LLAMA3, 8, 1, 4, 256}});
+    ref_rope_frequencies(partial, 9, (RopeSettings){0, 8, 4, 10000});
     for (int i = 0; i < 4; i++) {
         EXPECT_NEAR(plain[i], pow(0.1, i), 6e-8 * plain[i], "plain %d", i);
         EXPECT_NEAR(linear[i], pow(0.1, i) / 4, 6e-8 * linear[i], "linear %d", i);
         EXPECT_NEAR(llama[i], i < 2 ? plain[i] : plain[i] / 8, 6e-8 * llama[i], "Llama 3 %d", i);
     }
-    ref_rope_frequencies(llama, 2, 2, 1, (RopeScaling){ROPE_LLAMA3, 8, 1, 4, 16});
+    ref_rope_frequencies(llama, 9, (RopeSettings){0, 2, 2, 1, {ROPE_LLAMA3, 8, 1, 4, 16}});
     const double rise = (16 / (2 * M_PI) - 1) / 3;
     EXPECT_NEAR(llama[0], rise + (1 - rise) / 8, 1e-7, "mixed");
     EXPECT(partial[0] == 1 && partial[2] == 0 && partial[3] == 0, "half of a head turns");
