@@ -73,6 +73,10 @@ struct Model {
     Teaching teaching;   // its part in the gradient
 };
 
+static const char* parameters_kind(const Settled* s) {
+    return s->options.texts.quantize ? "parameters in 8 bits" : "parameters";
+}
+
 // Opens the parameters and the operations on them.
 static void open_parameters(Model* model, const Settled* s) {
     const Options* o = &s->options;
@@ -81,8 +85,7 @@ static void open_parameters(Model* model, const Settled* s) {
     Memory* memory = &model->memory;
     model->parameter_bytes = o->texts.quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
                                                : map_parameter_rows(&model->map, rows, sizeof(float));
-    model->params_memory = memory_take(memory, o->texts.quantize ? "parameters in 8 bits" : "parameters",
-                                       MEMORY_DEVICE, model->parameter_bytes);
+    model->params_memory = memory_take(memory, parameters_kind(s), MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
     model->layers = (ModelParameters*)memory_take(memory, "scratch: pointers", MEMORY_DEVICE,
                                                   (size_t)cfg.L * sizeof(ModelParameters));
@@ -179,6 +182,7 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     model->memory = memory;
     model->comm = comm;
     model->zero.plan = s->zero;
+    memory_count(&model->memory, parameters_kind(s), MEMORY_DEVICE, 0); // first in the report
     map_open(&model->map, &model->memory, MEMORY_DEVICE, &of, grid_rank(&s->ranks.grid));
     optimizer_state_open(&model->state, s->optimizer, &model->map);
     open_parameters(model, s);

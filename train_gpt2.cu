@@ -734,7 +734,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
         batch_loss(model, batch);
-        if (batch.sources) { // of a mixture
+        if (batch.sources && batch.B > 0) { // of a mixture
             sum_source_losses(model->results.statistics + model_statistics(model), model->sources,
                               model->acts.losses, batch.sources, batch.B, batch.T, &model->gpu);
         }

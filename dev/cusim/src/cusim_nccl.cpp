@@ -459,37 +459,43 @@ Step step(Work* work) {
 
 // ---- orders of two ranks ----
 
-// Reports that a rank issues an operation before another one, and another rank after it.
-[[noreturn]] void exit_because_of_order(const ncclComm* comm, int before, int after, const std::string& first,
-                                        const std::string& second) {
+// Number of operations of a kind that both ranks have issued in another communicator: messages from
+// a process to another one, or collectives (-1, -1).
+struct Compared {
+    unsigned mine, other;
+    int from, to;
+};
+
+// Reports that a rank issues an operation, number `number`, before one in another communicator, and
+// another rank after it.
+[[noreturn]] void exit_because_of_order(const ncclComm* comm, unsigned long number, const Issued& in,
+                                        int rank, const Compared& c) {
+    const bool is_first = c.mine < c.other;
+    const std::string route =
+        c.from < 0 ? "" : " from " + std::to_string(c.from) + " to " + std::to_string(c.to);
     comm->shared->dead = 1;
-    cusim_die("NCCL order: rank %d issues %s before %s, rank %d after it", comm->shared->process[before],
-              first.c_str(), second.c_str(), comm->shared->process[after]);
+    cusim_die("NCCL order: rank %d issues %s before %s #%u%s%s, rank %d after it",
+              comm->shared->process[is_first ? comm->rank : rank], words_of(comm, number).c_str(),
+              c.from < 0 ? "collective" : "message", std::min(c.mine, c.other) + 1,
+              named(" of ", in.name).c_str(), route.c_str(),
+              comm->shared->process[is_first ? rank : comm->rank]);
 }
 
-// Compares what two ranks of a communicator have issued in their other ones before an operation of
-// both. Numbers that differ are those of operations on different sides of it.
-void compare_orders(const ncclComm* comm, const std::string& operation, const Before& mine, int rank,
+// Compares what two ranks of a communicator have issued in their other ones before operation number
+// `number` of both. Numbers that differ are those of operations on different sides of it.
+void compare_orders(const ncclComm* comm, unsigned long number, const Before& mine, int rank,
                     const Before& other) {
-    auto compare = [&](unsigned my_count, unsigned count, const char* what, const Issued& in,
-                       const std::string& route) {
-        if (my_count != count) {
-            const std::string number = std::to_string(std::min(my_count, count) + 1);
-            exit_because_of_order(comm, my_count < count ? comm->rank : rank,
-                                  my_count < count ? rank : comm->rank, operation,
-                                  what + (" #" + number) + named(" of ", in.name) + route);
-        }
-    };
-    const std::string here = " " + std::to_string(comm->process),
-                      there = " " + std::to_string(comm->shared->process[rank]);
+    const int here = comm->process, there = comm->shared->process[rank];
     for (const Issued* a = mine.in; a < mine.in + mine.count; a++) {
         for (const Issued* b = other.in; b < other.in + other.count; b++) {
-            if (a->communicator == b->communicator && a->communicator != comm->issued.communicator) {
-                compare(a->collectives, b->collectives, "collective", *a, "");
-                compare(a->sent[b->rank], b->received[a->rank], "message", *a,
-                        " from" + here + " to" + there);
-                compare(a->received[b->rank], b->sent[a->rank], "message", *a,
-                        " from" + there + " to" + here);
+            const Compared all[] = {{a->collectives, b->collectives, -1, -1},
+                                    {a->sent[b->rank], b->received[a->rank], here, there},
+                                    {a->received[b->rank], b->sent[a->rank], there, here}};
+            for (const Compared& c : all) {
+                if (a->communicator == b->communicator && a->communicator != comm->issued.communicator &&
+                    c.mine != c.other) {
+                    exit_because_of_order(comm, number, *a, rank, c);
+                }
             }
         }
     }
@@ -566,7 +572,7 @@ struct Collective : Work {
     void compare() const {
         compare_calls(comm, number);
         for (int r = 0; r < comm->ranks; r++) {
-            compare_orders(comm, words_of(comm, number), before, r, comm->shared->before[r]);
+            compare_orders(comm, number, before, r, comm->shared->before[r]);
         }
     }
     void give() {
@@ -678,7 +684,7 @@ struct Exchange : Work {
                       words_of(other).c_str());
         }
         if (t->done == 0) {
-            compare_orders(comm, words_of(comm, number), before, mine.root, mail->before);
+            compare_orders(comm, number, before, mine.root, mail->before);
         }
         memcpy(t->data + t->done, mail->data, mail->bytes);
         t->done += mail->bytes;
