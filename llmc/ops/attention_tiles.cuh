@@ -124,12 +124,6 @@ __device__ inline AttentionHead attention_query_head(const AttentionSize& size) 
     return attention_head<MASK>(head / size.NH, head % size.NH, size);
 }
 
-// Returns true if a backward kernel sets column sums: not for gathered keys. General ones for heads
-// of up to 128 without a cap have only these.
-template <AttentionMask MASK, int W> __device__ inline bool attention_has_sums(const float* sums) {
-    return MASK == ATTENTION_GENERAL && W <= 128 ? false : !attention_is_general(MASK) || sums;
-}
-
 // Returns the first key that query t sees; general kernels may have no documents.
 template <AttentionMask MASK> __device__ inline int attention_start_of(const int* starts, int t) {
     return attention_is_general(MASK) && !starts ? 0 : starts[t];

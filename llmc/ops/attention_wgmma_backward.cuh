@@ -32,6 +32,12 @@ typedef AttentionKeysTiles_<128, 64, 2, 2, 24, 240, 0> AttentionKeys128Masked; /
 
 // ---- parts ----
 
+// Returns true if a kernel sets column sums: not for gathered keys, the only ones here that are
+// general without a cap.
+template <AttentionMask MASK> __device__ inline bool attention_has_sums_(const float* sums) {
+    return MASK != ATTENTION_GENERAL && (!attention_is_general(MASK) || sums);
+}
+
 // Loads a warp's 16 rows of a tile, from `row` on, as left operands.
 template <int W>
 __device__ inline void attention_keep_(unsigned (&kept)[W / 16][4], unsigned char* tile, int rows, int row) {
@@ -195,7 +201,7 @@ __device__ inline void attention_query_grad_work_(const AttentionGrads_<X>& to, 
     const size_t stride = attention_stride(size);
     attention_write<X, W>(to.dqkv + row * stride + work.h * size.HS, stride, count, size.HS, q_tile, ROWS,
                           warp_row, dq);
-    if (attention_has_sums<MASK, W>(to.sums)) {
+    if (attention_has_sums_<MASK>(to.sums)) {
         barrier_of<128 * Tiles::GROUPS>(1);
         attention_sum_columns_<X, Tiles>(to.sums + ((size_t)work.b * size.tiles + work.t0 / ROWS) * stride +
                                              work.h * size.HS,
@@ -467,7 +473,7 @@ __device__ inline void attention_key_grads_work_(const AttentionGrads_<X>& to, A
     barrier_of<128>(2 + group);
     attention_write<X, W>(dk_to, stride, last - row0, size.HS, k_tile, ROWS, warp_row, dk);
     attention_write<X, W>(dk_to + size.K, stride, last - row0, size.HS, v_tile, ROWS, warp_row, dv);
-    if (attention_has_sums<MASK, W>(to.sums)) {
+    if (attention_has_sums_<MASK>(to.sums)) {
         barrier_of<128 * Tiles::GROUPS>(1);
         float* sums = to.sums + ((size_t)work.b * size.tiles + work.u0 / ROWS) * stride + size.Q + column;
         attention_sum_columns_<X, Tiles>(sums, k_tile, size.HS);
