@@ -173,6 +173,16 @@ static size_t rows_on_host(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg
     return model_parameter_rows_of(rows, cfg, sizeof(float));
 }
 
+// Returns the random stream of a vector: its number among the rows without norms after branches.
+// With these numbers no token is near a tie of two experts.
+static uint64_t noise_stream(const TensorRow* rows, int i) {
+    int number = 0;
+    for (int k = 0; k < i; k++) {
+        number += strstr(rows[k].name, "post") == NULL;
+    }
+    return (uint64_t)(strstr(rows[i].name, "post") ? MODEL_PARAMETER_ROWS + i : number);
+}
+
 // Returns first weights that floatX holds exactly. The vectors, too, are random.
 static float* first_weights(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
@@ -184,7 +194,7 @@ static float* first_weights(ModelConfig cfg) {
         const int vector = rows[i].rows == 1;
         for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
             float* weight = (float*)test_element(&rows[i], values, j);
-            const float x = vector ? *weight + 0.1f * rand_normal(3, (uint64_t)i, j) : *weight;
+            const float x = vector ? *weight + 0.1f * rand_normal(3, noise_stream(rows, i), j) : *weight;
             *weight = to_float(from_float<floatX>(x));
         }
     }

@@ -26,7 +26,7 @@ SIZES = dict(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_lay
 WIDE = dict(hidden_size=32, intermediate_size=32)  # matrices of experts have multiples of 32 in bf16
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)
-YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max_position_embeddings=16)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max_position_embeddings=64)
 LONG = dict(rope_type="longrope", rope_theta=10000.0, factor=4.0, short_factor=[1.0, 1.25, 1.5, 2.0], long_factor=[1.5, 3.0, 6.0, 20.0])
 
 # name: class of the configuration, its arguments, type of the saved weights, largest file

@@ -24,7 +24,7 @@ compile wgmma_kernels
 compile row_kernels
 
 # Kernel, width of heads, rows of a tile of the stream, warpgroups, overlap, mask (0: causal, 1:
-# documents, 2: gathered); then the most instructions of the main loop, 5 % above those of CUDA 13.0,
+# documents, 2: general, 3: capped); then the most instructions of the main loop, 5 % above those of CUDA 13.0,
 # its matmuls, and accesses to local memory in the whole kernel: those of the warp that fills.
 limits='forward 64 64 2 0 0     365 8 0
 forward 64 64 2 0 1     453 8 0
@@ -37,12 +37,18 @@ forward 128 128 2 1 0   659 16 0
 forward 128 128 2 1 1   833 16 0
 forward 128 128 2 1 2   864 16 0
 forward 128 128 2 0 0   635 16 0
+forward 64 64 2 0 3     638 8 0
+forward 128 128 2 1 3   1203 16 0
+forward 256 64 2 1 2    632 20 0
+forward 256 64 2 1 3    802 20 0
 queries 64 128 2 0 0    598 16 0
 queries 64 128 2 0 1    773 16 0
 queries 64 128 2 0 2    729 16 0
 queries 128 64 2 0 0    317 20 0
 queries 128 64 2 0 1    404 20 0
 queries 128 64 2 0 2    418 20 0
+queries 64 128 2 0 3    1348 16 2
+queries 128 64 2 0 3    692 20 0
 keys 64 64 2 1 0        363 16 0
 keys 64 64 2 1 1        575 16 0
 keys 64 64 2 1 2        626 16 0
@@ -50,6 +56,8 @@ keys 64 64 2 0 0        388 16 0
 keys 128 64 2 0 0       419 24 0
 keys 128 64 2 0 1       630 24 4
 keys 128 64 2 0 2       676 24 4
+keys 64 64 2 0 3        946 16 0
+keys 128 64 2 0 3       964 24 4
 '
 
 # Prints the kernel, its instructions, matmuls, and accesses to local memory.

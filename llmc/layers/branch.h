@@ -6,7 +6,7 @@ back to it, on the CPU.
     out (R, C) = the branch, of in
     sum (R, C) = stream + factor out; with a norm after it, stream + factor norm of out
 
-A norm that a model has not has no rstd, and an architecture has one of the two, or both
+A norm that the model lacks has no rstd. An architecture has one of the two norms, or both
 (NormsPlace). Of the tokens of a tensor group, R rows are here: a norm after the branch follows the
 sum over its ranks. The next branch's norm before is computed in the same pass as the sum.
 

@@ -658,7 +658,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_scale_(dq, size.scale.scale);
     attention_store_<X, M, W>(dqkv + at.in_q + row0 * stride, stride, size.T - row0, size,
                               q_tile + mine * STRIDE, dq);
-    if (!attention_is_general(MASK) || sums) {
+    if (!attention_is_general(MASK) || sums) { // not for gathered keys
         __syncthreads();
         const int head = blockIdx.x / size.tiles;
         attention_column_sums_<X, ROWS, W>(sums, q_tile, head / size.NH, head % size.NH * size.HS, t0, size);
@@ -782,7 +782,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
         attention_store_<X, M, W>(to + size.K, key_stride, last - row0, size, v_tile + mine * STRIDE,
                                   grads[1]);
     }
-    if (!attention_is_general(MASK) || sums) {
+    if (!attention_is_general(MASK) || sums) { // not for gathered keys
         __syncthreads();
         const int b = key_head / size.KV, column = size.Q + key_head % size.KV * size.HS;
         attention_column_sums_<X, ROWS, W>(sums, k_tile, b, column + own, u0, size);

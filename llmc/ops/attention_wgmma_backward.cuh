@@ -32,6 +32,12 @@ typedef AttentionKeysTiles_<128, 64, 2, 2, 24, 240, 0> AttentionKeys128Masked; /
 
 // ---- parts ----
 
+// Returns true if a kernel sets column sums: not for gathered keys, the only ones here that are
+// general without a cap.
+template <AttentionMask MASK> __device__ inline bool attention_has_sums_(const float* sums) {
+    return MASK != ATTENTION_GENERAL && (!attention_is_general(MASK) || sums);
+}
+
 // Loads a warp's 16 rows of a tile, from `row` on, as left operands.
 template <int W>
 __device__ inline void attention_keep_(unsigned (&kept)[W / 16][4], unsigned char* tile, int rows, int row) {
@@ -195,7 +201,7 @@ __device__ inline void attention_query_grad_work_(const AttentionGrads_<X>& to, 
     const size_t stride = attention_stride(size);
     attention_write<X, W>(to.dqkv + row * stride + work.h * size.HS, stride, count, size.HS, q_tile, ROWS,
                           warp_row, dq);
-    if (!attention_is_general(MASK) || to.sums) {
+    if (attention_has_sums_<MASK>(to.sums)) {
         barrier_of<128 * Tiles::GROUPS>(1);
         attention_sum_columns_<X, Tiles>(to.sums + ((size_t)work.b * size.tiles + work.t0 / ROWS) * stride +
                                              work.h * size.HS,
@@ -210,6 +216,7 @@ __device__ inline void attention_query_grad_work_(const AttentionGrads_<X>& to, 
 //        rows. Tiles of a head are read again from L2. Bound by tensor cores.
 // order  fixed: keys in order
 // needs  HS <= W, a multiple of 8; aligned addresses
+// Spills 4 bytes at W = 64 with a cap, in the warp that fills.
 template <class X, class Tiles, AttentionMask MASK>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     attention_query_grad_wgmma_kernel(const __grid_constant__ CUtensorMap q_map,
@@ -353,7 +360,7 @@ __device__ inline float4 attention_two_rows_(const float2* rows, int n) {
     return *reinterpret_cast<const float4*>(rows + 8 * n + 2 * ((int)threadIdx.x % 4));
 }
 
-// Sets p, rounded to a left operand. Turns s into p times the slope of the cap.
+// Sets p, rounded to a left operand. Turns s into p, with a cap times its slope.
 template <class X, AttentionMask MASK, int N>
 __device__ inline void attention_exp_of_keys_(unsigned (&p)[N / 2][4], float (&s)[1][N][4],
                                               const float2* rows, float scale) {
@@ -365,9 +372,14 @@ __device__ inline void attention_exp_of_keys_(unsigned (&p)[N / 2][4], float (&s
             float &a = s[0][n][2 * half], &b = s[0][n][2 * half + 1];
             const float slope_a = attention_slope<MASK>(a), slope_b = attention_slope<MASK>(b);
             a = exp2_approx(a * scale - two.x), b = exp2_approx(b * scale - two.z);
-            p[n / 2][n % 2 * 2 + half] = attention_pair<X>(a, b);
-            a *= slope_a, b *= slope_b;
+            if constexpr (MASK == ATTENTION_CAPPED) {
+                p[n / 2][n % 2 * 2 + half] = attention_pair<X>(a, b);
+                a *= slope_a, b *= slope_b;
+            }
         }
+    }
+    if constexpr (MASK != ATTENTION_CAPPED) {
+        attention_round<X>(p, s[0]);
     }
 }
 
@@ -461,7 +473,7 @@ __device__ inline void attention_key_grads_work_(const AttentionGrads_<X>& to, A
     barrier_of<128>(2 + group);
     attention_write<X, W>(dk_to, stride, last - row0, size.HS, k_tile, ROWS, warp_row, dk);
     attention_write<X, W>(dk_to + size.K, stride, last - row0, size.HS, v_tile, ROWS, warp_row, dv);
-    if (!attention_is_general(MASK) || to.sums) {
+    if (attention_has_sums_<MASK>(to.sums)) {
         barrier_of<128 * Tiles::GROUPS>(1);
         float* sums = to.sums + ((size_t)work.b * size.tiles + work.u0 / ROWS) * stride + size.Q + column;
         attention_sum_columns_<X, Tiles>(sums, k_tile, size.HS);
@@ -476,8 +488,8 @@ __device__ inline void attention_key_grads_work_(const AttentionGrads_<X>& to, A
 //        Tiles of a head are read again from L2. Bound by tensor cores.
 // order  fixed: the heads that read the keys in order, and the queries of each
 // needs  HS <= W, a multiple of 8; aligned addresses
-// Spills up to 8 bytes at W = 128 with documents or gathered keys, in the warp that fills: with
-// more registers for it, the others would have too few to compute, and ptxas would serialize their
+// Spills up to 8 bytes at W = 128, with documents or in general, in the warp that fills: with more
+// registers for it, the others would have too few to compute, and ptxas would serialize their
 // matmuls.
 template <class X, class Tiles, AttentionMask MASK>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)

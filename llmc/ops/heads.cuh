@@ -217,7 +217,7 @@ __device__ inline void heads_load_weight_(HeadsWords_<X, WIDTH>& to, const Heads
 // needs  lanes >= HS / (ITEMS WIDTH), a power of two up to 32; HS a multiple of WIDTH; if that is a
 //        pack, aligned addresses
 template <class X, int WIDTH, HeadsKind KIND>
-__global__ void __launch_bounds__(HEADS_THREADS, WIDTH == 2 || sizeof(X) == 4 ? 2 : 4)
+__global__ void __launch_bounds__(HEADS_THREADS, HeadsLane_<WIDTH>::ITEMS > 1 ? 2 : 4)
     heads_forward_kernel(X* qkv, HeadsGpu<X> heads, float sign, int N, int lanes) {
     const HeadsBlock_ block = heads_block_(heads.sizes, N, lanes);
     const HeadsLane_<WIDTH> lane = heads_lane_<WIDTH>(heads.sizes.HS, lanes);
@@ -305,7 +305,9 @@ __device__ inline void heads_block_sums_(float* to, const float (&sum)[HeadsLane
 // order  fixed
 // needs  as above
 template <class X, int WIDTH, HeadsKind KIND>
-__global__ void __launch_bounds__(HEADS_THREADS, KIND == HEADS_NORM ? 2 : 3)
+__global__ void __launch_bounds__(HEADS_THREADS, HeadsLane_<WIDTH>::ITEMS > 1 ? WIDTH / 2
+                                                 : KIND == HEADS_NORM         ? 2
+                                                                              : 3)
     heads_backward_kernel(X* dqkv, float* sums, const X* qkv, HeadsGpu<X> heads, int N, int lanes) {
     constexpr int COLUMNS = HeadsLane_<WIDTH>::COLUMNS;
     const int HS = heads.sizes.HS;

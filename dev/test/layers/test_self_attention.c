@@ -78,12 +78,13 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
                  HS = model_head_size(cfg), QKV = model_qkv_size(cfg), Q = NH * HS;
     const ModelWidths widths = model_widths(cfg);
     const size_t query_norm = (size_t)widths.query_norm, key_norm = (size_t)widths.key_norm;
-    const RopeSettings settings = attention_config_rope(&cfg, attention_config_by_window(cfg, 0), T);
+    const int by_window = cfg.window > 0 && cfg.window_rope_base > 0,
+              turns = kinds->positions == POSITIONS_ROPE && !(cfg.unrotated[0] & 1);
+    const RopeSettings settings = attention_config_rope(&cfg, by_window, T);
     double *frequency = ops_doubles(HS), *w = ops_widen(layer->params.qkvw, QKV * C),
            *b = widen(layer->params.qkvb, QKV), *q = widen(layer->params.qnormw, query_norm),
            *k = widen(layer->params.knormw, key_norm), *x = ops_widen(inp, N * C);
-    const RefRope rope = {attention_config_rotates(cfg, 0) ? frequency : NULL,
-                          rope_attention(settings.scaling)};
+    const RefRope rope = {turns ? frequency : NULL, rope_attention(settings.scaling)};
     Wanted r = {ops_doubles(N * QKV), ops_doubles(N * QKV),    ops_doubles(N * QKV), NULL,
                 ops_doubles(N * Q),   ops_doubles(N * NH),     ops_doubles(N * C),   ops_doubles(QKV * C),
                 ops_doubles(QKV),     ops_doubles(query_norm), ops_doubles(key_norm)};

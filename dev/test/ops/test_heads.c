@@ -1,5 +1,6 @@
 // test_heads.c -- norms and positions of queries and keys: both passes against plain loops in
 // double, at awkward sizes; positions that are given; the same bits for any number of threads.
+#include "llmc/base/threads.h"
 #include "llmc/ops/heads.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/ops.h"

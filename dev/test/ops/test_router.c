@@ -1,6 +1,7 @@
 // test_router.c -- the router and the rows of experts: both passes against plain loops in double at
 // awkward sizes, with padding and documents; ties; an expert that gets all tokens; the same bits
 // for any number of threads and for any size of a micro-batch.
+#include "llmc/base/threads.h"
 #include "llmc/ops/activation.h"
 #include "llmc/ops/experts.h"
 #include "llmc/ops/router.h"
