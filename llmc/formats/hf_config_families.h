@@ -51,6 +51,7 @@ enum {
     FAMILY_MOE_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM,
     FAMILY_OWN_HIDDEN = FAMILY_MOE_HIDDEN | FAMILY_GRANITE4, // intermediate_size is another one
     FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM,
+    FAMILY_PADDED = 1 << ARCH_SMOLLM3, // a missing pad_token_id is a large id
     // with keys of the scale and the cap of attention's scores
     FAMILY_ATTENTION_SCALE = FAMILY_GEMMA2 | FAMILY_GRANITE,
     FAMILY_ATTENTION_CAP = FAMILY_GEMMA2,

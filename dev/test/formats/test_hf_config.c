@@ -646,6 +646,12 @@ TEST(document_tokens) {
         free(text);
     }
     EXPECT(hf_config_read(test_path("tokens")).V == cfg.V, "is read");
+    // its class would take a padding token beyond the vocabulary
+    hf_config_write(test_path("tokens"), (ModelConfig){SMALL, .L = 1, .arch = ARCH_SMOLLM3}, SAFETENSORS_F32,
+                    one, NULL);
+    EXPECT(file_try_read(test_path(files[0]), 1 << 16, &text, &bytes, error), "%s", error);
+    EXPECT(strstr(text, "\"pad_token_id\": null"), "%s", text);
+    free(text);
 }
 
 // Scores that no family's class computes are refused, by name.
