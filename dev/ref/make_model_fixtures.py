@@ -64,6 +64,18 @@ MODELS = {
     "olmo2": (transformers.Olmo2Config, dict(pad_token_id=0), torch.float32, "5GB"),
     "granite": (transformers.GraniteConfig, dict(tie_word_embeddings=True, attention_multiplier=0.25, embedding_multiplier=3.0,
                                                  residual_multiplier=0.22, logits_scaling=1.5), torch.bfloat16, "5GB"),
+    "smollm3": (transformers.SmolLM3Config, dict(use_sliding_window=True, sliding_window=5, no_rope_layers=[1, 0], tie_word_embeddings=True,
+                                                 pad_token_id=0), torch.bfloat16, "5GB"),
+    "olmo3": (transformers.Olmo3Config, dict(sliding_window=5, layer_types=["sliding_attention", "full_attention"], pad_token_id=0,
+                                             rope_parameters=dict(full_attention=YARN | dict(rope_theta=500000.0),
+                                                                  sliding_attention=dict(rope_type="default", rope_theta=500000.0))),
+              torch.bfloat16, "5GB"),
+    "exaone4": (transformers.Exaone4Config, dict(head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"],
+                                                 rope_parameters=LLAMA3, tie_word_embeddings=True), torch.bfloat16, "5GB"),
+    "granite4": (transformers.GraniteMoeHybridConfig,
+                 dict(num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=36, layer_types=["full_attention"] * 2,
+                      position_embedding_type="rope", mamba_n_heads=1, attention_multiplier=0.25, embedding_multiplier=3.0,
+                      residual_multiplier=0.22, logits_scaling=1.5, tie_word_embeddings=True), torch.bfloat16, "5GB"),
     "gemma2": (transformers.Gemma2Config, dict(head_dim=8, sliding_window=5, query_pre_attn_scalar=6, attn_logit_softcapping=2.0,
                                                final_logit_softcapping=3.0, pad_token_id=0), torch.float32, "5GB"),  # bf16 would round the root of 24
 }

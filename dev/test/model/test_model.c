@@ -33,7 +33,9 @@ TEST(published_sizes) {
         {"qwen2:7b", 7615616512},    {"qwen3:0.6b", 596049920},   {"qwen3:1.7b", 1720574976},
         {"llama:3b", 3212749824},    {"llama:8b", 8030261248},    {"llama:70b", 70553706496},
         {"mistral:7b", 7248023552},  {"qwen3:4b", 4022468096},    {"qwen3:8b", 8190735360},
-        {"nanochat:d12", 185597952}, {"nanochat:d20", 560988160},
+        {"nanochat:d12", 185597952}, {"nanochat:d20", 560988160}, {"smollm3:3b", 3075098624},
+        {"olmo3:7b", 7298011136},    {"olmo3:32b", 32233522176},  {"granite:2b", 2533539840},
+        {"granite:8b", 8170864640},  {"granite4:1b", 1631750144}, {"granite4:3b", 3402836480},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
         const ModelPreset* model = model_preset_by_name(published[i].name);
