@@ -10,6 +10,7 @@ from pathlib import Path
 CPU, GPU = "train_gpt2.c", "train_gpt2.cu"
 ONLY = {
     CPU: {
+        "parameters_kind": "the memory report begins with it, before the map's scratch memory",
         "recompute_level": "an MLP in bf16 computes GELU again",
     },
     GPU: {
