@@ -455,7 +455,7 @@ SERIAL_TEST(parts_older) {
             continue;
         }
         cfg.Vp = model_padded_vocab(cfg.V);
-        const size_t cut = 1 + rand_below(&random, (uint32_t)model_count_parameters(cfg) - 1);
+        const size_t cut = 1 + rand_below(&random, (uint32_t)model_count_stored(cfg) - 1);
         saved.state.padded_vocab = cfg.Vp;
         write_old(files[0].name, cfg, 0, cut);
         write_old(files[1].name, cfg, cut, SIZE_MAX);

@@ -75,9 +75,10 @@ test_follow() {
         check "the first screen comes back: $(grep '^after' shown)" grep -qF '\x1b[?1049lfollow: step ' shown
         check "the keyboard" grep -qx 'keyboard|as before' shown
     fi
+    : >lines
     "$trainer" --follow follow >lines 2>&1 &
     local follower=$!
-    for _ in {1..400}; do [ "$(grep -c '^step' lines)" -gt 3 ] && break; sleep 0.05; done
+    for _ in {1..1200}; do [ "$(grep -c '^step.*eta ' lines)" -gt 3 ] && break; sleep 0.05; done
     good "stopped while it is followed" --stop-run follow
     wait "$follower"
     check "the follower ends with it: exit status $?" [ $? = 0 ]

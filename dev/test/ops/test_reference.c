@@ -393,7 +393,8 @@ TEST(model) {
             cfg.window = 2, cfg.windows[0] = 1;
             cfg.softcap = arch == ARCH_NANOCHAT ? 3 : 0;
         }
-        if (arch == ARCH_GRANITE || arch == ARCH_OLMO2) {
+        // without a norm before attention, small embeddings would make the norms of queries steep
+        if (arch == ARCH_GRANITE || model_architecture(arch)->norms == NORMS_AFTER) {
             cfg.embedding_factor = 3, cfg.residual_factor = 0.22f, cfg.logits_divisor = 1.5f;
         }
         if (model_architecture(arch)->router != ROUTER_NONE) {
