@@ -16,8 +16,8 @@ is made of q8.h's blocks; matrices whose rows are not whole blocks are fp16 inst
 A tokenizer of bytes becomes a BPE without merges. A model without a BPE tokenizer gets "no_vocab":
 its tokens are only numbers, and llama.cpp can neither read nor print text with it.
 
-llama.cpp does not know the windows of Mistral's and Qwen's layers, so the context in the file is
-the window: up to there both are the same model.
+llama.cpp does not know the windows of Mistral's, Qwen's and Phi's layers, so the context in the
+file is the window: up to there both are the same model.
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
@@ -103,28 +103,32 @@ typedef struct {
     HeadOrder order;
     int fills_channels; // 1: heads x head size are the channels
     int own_head;       // 1: output.weight must be in the file
-    // scalings by factors of each pair, which are tensors: 0: none, 1: llama3, 2: longrope, too
+    // scalings by factors of each pair, which are tensors: 1: llama3, 2: longrope; a sum
     int rope_factors;
     int by_window;       // 1: layers with a window have rotary positions of their own
     int unrotated_every; // every n-th layer does not turn; 0: all do
+    int full_every;      // every n-th layer has no window, the others have; 0: it knows no windows
 } GgufArch_;
 
 // clang-format off
 static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
-    [ARCH_GPT2] =     {"gpt2",     ORDER_PAIRS,  1, 0, 0, 0, 0},
-    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0, 2, 0, 0},
-    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 2, 0, 0},
-    [ARCH_QWEN2] =    {"qwen2",    ORDER_HALVES, 1, 0, 0, 0, 0},
-    [ARCH_QWEN3] =    {"qwen3",    ORDER_HALVES, 0, 0, 0, 0, 0},
-    [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0, 1, 0, 0},
-    [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0, 0, 0, 0},
-    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 2, 0, 0},
-    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0, 0, 0, 0},
-    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1, 0, 0, 0},
-    [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0, 0, 0, 0},
-    [ARCH_OLMO2] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, 0, 0},
-    [ARCH_GEMMA2] =   {NULL,       ORDER_HALVES, 0, 0, 0, 0, 0},
-    [ARCH_GRANITE] =  {"granite",  ORDER_PAIRS,  1, 0, 0, 0, 0},
+    [ARCH_GPT2] =     {"gpt2",     ORDER_PAIRS,  1, 0, 0, 0, 0, 0},
+    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0, 3, 0, 0, 0},
+    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 3, 0, 0, 0},
+    [ARCH_QWEN2] =    {"qwen2",    ORDER_HALVES, 1, 0, 0, 0, 0, 0},
+    [ARCH_QWEN3] =    {"qwen3",    ORDER_HALVES, 0, 0, 0, 0, 0, 0},
+    [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0, 1, 0, 0, 0},
+    [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0, 0, 0, 0, 0},
+    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 3, 0, 0, 0},
+    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0, 0, 0, 0, 0},
+    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1, 0, 0, 0, 0},
+    [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0, 0, 0, 0, 0},
+    [ARCH_OLMO2] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, 0, 0, 0},
+    [ARCH_GEMMA2] =   {NULL,       ORDER_HALVES, 0, 0, 0, 0, 0, 0},
+    [ARCH_GRANITE] =  {"granite",  ORDER_PAIRS,  1, 0, 0, 0, 0, 0},
+    [ARCH_GEMMA3] =   {"gemma3",   ORDER_HALVES, 0, 0, 0, 1, 0, 6},
+    [ARCH_PHI3] =     {"phi3",     ORDER_HALVES, 1, 0, 2, 0, 0, 0},
+    [ARCH_GLM4] =     {"glm4",     ORDER_PAIRS,  1, 0, 0, 0, 0, 0},
 };
 // clang-format on
 
@@ -133,7 +137,7 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
     const GgufArch_* arch = &gguf_archs_[cfg.arch];
     const RopeScaling scaling = cfg.scaling;
     const int wanted = scaling.kind == ROPE_LLAMA3 ? 1 : scaling.kind == ROPE_LONG ? 2 : 0;
-    if (arch->rope_factors < wanted) {
+    if ((arch->rope_factors & wanted) != wanted) {
         return error_set(error, "--export-gguf",
                          "llama.cpp's %s has no factors of rotary positions; --out DIR works", arch->name);
     }
@@ -141,6 +145,13 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
         return error_set(error, "--export-gguf",
                          "llama.cpp rounds the ends of yarn, and this model does not (truncate is false); "
                          "--out DIR works");
+    }
+    const int is_scaled_by_window = cfg.window_rope_base > 0 ? cfg.window_scaling.kind != ROPE_PLAIN
+                                                             : arch->by_window && scaling.kind != ROPE_PLAIN;
+    if (is_scaled_by_window) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s scales no rotary positions of layers with a window; --out DIR works",
+                         arch->name);
     }
     if (cfg.window_rope_base > 0 && !arch->by_window) {
         return error_set(error, "--export-gguf",
@@ -157,6 +168,26 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
     return 1;
 }
 
+// Returns 1 if llama.cpp has windows in the same layers, or knows none.
+static int gguf_check_windows_(ModelConfig cfg, char* error) {
+    const GgufArch_* arch = &gguf_archs_[cfg.arch];
+    for (int l = 0; l < cfg.L && arch->full_every > 0; l++) {
+        const int slides = (l + 1) % arch->full_every != 0;
+        if ((model_window(cfg, l) > 0) != slides) {
+            return error_set(error, "--export-gguf", "in llama.cpp layer %d of %s has %s window; --out DIR works",
+                             l, arch->name, slides ? "a" : "no");
+        }
+    }
+    return 1;
+}
+
+// Returns the factor by which llama.cpp multiplies scores of a model; for its largest Gemma 3, of 62
+// layers, another one.
+static float gguf_score_scale_(ModelConfig cfg) {
+    const int is_large = cfg.arch == ARCH_GEMMA3 && cfg.L == 62;
+    return 1 / sqrtf((float)(is_large ? cfg.C / cfg.NH : model_head_size(cfg)));
+}
+
 int gguf_check(ModelConfig cfg, char* error) {
     const GgufArch_* arch = &gguf_archs_[cfg.arch];
     const char* word = model_architecture(cfg.arch)->word;
@@ -171,13 +202,12 @@ int gguf_check(ModelConfig cfg, char* error) {
             word, cfg.NH, model_head_size(cfg), cfg.C);
     }
     const int has_scale = FAMILY_GRANITE >> cfg.arch & 1;
-    if ((cfg.attention_scale > 0 && !has_scale) || cfg.attention_softcap > 0) {
-        return error_set(
-            error, "--export-gguf",
-            "llama.cpp's %s divides scores by sqrt(%d), without a cap, not by %g with a cap of %g", word,
-            model_head_size(cfg),
-            cfg.attention_scale > 0 ? 1 / (double)cfg.attention_scale : sqrt(model_head_size(cfg)),
-            (double)cfg.attention_softcap);
+    const float own = gguf_score_scale_(cfg),
+                scale = cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg));
+    if ((scale != own && !has_scale) || cfg.attention_softcap > 0) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s divides scores by %g, without a cap, not by %g with a cap of %g",
+                         word, 1 / (double)own, 1 / (double)scale, (double)cfg.attention_softcap);
     }
     if (arch->own_head && !cfg.has_head) {
         return error_set(error, "--export-gguf",
@@ -185,8 +215,9 @@ int gguf_check(ModelConfig cfg, char* error) {
                          "which works",
                          word);
     }
-    return gguf_check_rope_(cfg, error);
+    return gguf_check_windows_(cfg, error) && gguf_check_rope_(cfg, error);
 }
+
 enum {
     GGUF_U32_ = 4,
     GGUF_I32_ = 5,
@@ -382,9 +413,11 @@ static GgufText_ gguf_size_label_(double parameters) {
     return label;
 }
 
-// Returns the longest text for which the model is what llama.cpp computes: it knows no windows.
+// Returns the longest text for which the model is what llama.cpp computes: of most architectures it
+// knows no windows.
 static int gguf_context_(ModelConfig cfg) {
-    return cfg.window > 0 && cfg.window < cfg.max_T ? cfg.window : cfg.max_T;
+    const int is_blind = gguf_archs_[cfg.arch].full_every == 0;
+    return is_blind && cfg.window > 0 && cfg.window < cfg.max_T ? cfg.window : cfg.max_T;
 }
 
 // Writes a scaling of rotary positions; llama3's is a tensor. llama.cpp multiplies yarn's attention
@@ -416,8 +449,12 @@ static void gguf_put_heads_(GgufWriter* w, ModelConfig cfg) {
     gguf_own_u32_(w, "attention.value_length", model_head_size(cfg));
     gguf_own_u32_(w, "rope.dimension_count", model_rope_dims(cfg));
     gguf_own_float_(w, "rope.freq_base", model_rope_base(cfg));
-    if (cfg.window_rope_base > 0) {
-        gguf_own_float_(w, "rope.freq_base_swa", cfg.window_rope_base);
+    if (gguf_archs_[cfg.arch].by_window) {
+        gguf_own_float_(w, "rope.freq_base_swa",
+                        cfg.window_rope_base > 0 ? cfg.window_rope_base : model_rope_base(cfg));
+    }
+    if (gguf_archs_[cfg.arch].full_every > 0 || FAMILY_PHI3 >> cfg.arch & 1) { // Phi's is not used
+        gguf_own_u32_(w, "attention.sliding_window", cfg.window);
     }
     gguf_put_scaling_(w, cfg.scaling);
 }
@@ -637,9 +674,7 @@ static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char*
     gguf_check_(w, name, x, lines.count * lines.width, type);
     unsigned char* buffer = (unsigned char*)check_alloc(lines.width, sizeof(float), w->file.path);
     for (size_t i = 0; i < lines.count; i++) {
-        const size_t line =
-            tensor->form == FILE_HEADS ? file_head_line(gguf_archs_[w->cfg.arch].order, w->cfg, i) : i;
-        const float* from = x + line * lines.width;
+        const float* from = x + file_tensor_line(tensor, gguf_archs_[w->cfg.arch].order, w->cfg, i) * lines.width;
         if (type != GGUF_TYPE_F32_) {
             gguf_convert_(buffer, from, lines.width, type);
         }
@@ -649,11 +684,26 @@ static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char*
     free(buffer);
 }
 
+// Writes weights of a norm with what the model adds to each: llama.cpp multiplies by them.
+static void gguf_put_norm_(GgufWriter* w, const FileTensor* tensor, const char* name, const TensorRow* row,
+                           const float* parameter) {
+    float* sums = (float*)check_alloc(row->cols, sizeof(float), w->file.path);
+    for (size_t i = 0; i < row->cols; i++) {
+        sums[i] = parameter[i] + model_norm_offset(w->cfg);
+    }
+    gguf_put_lines_(w, tensor, name, file_tensor_lines(tensor, row, w->cfg, 0), GGUF_TYPE_F32_, sums);
+    free(sums);
+}
+
 // Writes a tensor, and zeros up to the next.
 static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, const TensorRow* row, int l,
                              const float* parameter) {
     const FileTensorName name = file_tensor_name(tensor->gguf_name, l, 0);
-    for (int e = 0; e < row->experts; e++) {
+    const int is_norm = row->init == INIT_ONE;
+    if (is_norm) {
+        gguf_put_norm_(w, tensor, name.text, row, parameter);
+    }
+    for (int e = 0; e < row->experts && !is_norm; e++) {
         gguf_put_lines_(w, tensor, name.text, file_tensor_lines(tensor, row, w->cfg, e),
                         gguf_type_(row, w->dtype), parameter);
     }

@@ -21,24 +21,32 @@ typedef struct {
     float norm_eps, rope_base, softcap;
     RopeScaling scaling;
     int E, E_used;
+    int window, full_every; // a window in all layers, or in all but every n-th one
+    float window_rope_base;
+    int rope_dims;
 } ModelPreset;
 
 static inline const ModelPreset* model_presets(int* count) {
 #define UNSCALED_                                                                                            \
     { ROPE_PLAIN, 0, 0, 0, 0, 0, 0 }
 #define GPT_(name, L, C, NH, max_T)                                                                          \
-    { name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, UNSCALED_, 0, 0 }
+    { name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, UNSCALED_, 0, 0, 0, 0, 0, 0 }
 #define MODEL_(name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base)                               \
-    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, UNSCALED_, 0, 0 }
+    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, UNSCALED_, 0, 0, 0, 0, 0, 0 }
 #define EXPERTS_(name, arch, L, C, NH, KV, HS, F, E, E_used, max_T, V, has_head, eps, base)                  \
-    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, UNSCALED_, E, E_used }
+    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, UNSCALED_, E, E_used, 0, 0, 0, 0 }
 #define LLAMA3_(name, L, C, NH, KV, F, has_head, factor)                                                     \
     {                                                                                                        \
         name, ARCH_LLAMA, L, C, NH, KV, 0, F, 131072, 128256, has_head, 1e-5f, 5e5f, 0,                      \
-            {ROPE_LLAMA3, factor, 1, 4, 8192, 0, 0}, 0, 0                                                    \
+            {ROPE_LLAMA3, factor, 1, 4, 8192, 0, 0}, 0, 0, 0, 0, 0, 0                                        \
+    }
+#define GEMMA3_(name, L, C, F)                                                                               \
+    {                                                                                                        \
+        name, ARCH_GEMMA3, L, C, 4, 1, 256, F, 32768, 262144, 0, 1e-6f, 1e6f, 0, UNSCALED_, 0, 0, 512, 6,    \
+            1e4f, 0                                                                                          \
     }
 #define NANOCHAT_(name, L, C, NH, max_T, V)                                                                  \
-    { name, ARCH_NANOCHAT, L, C, NH, 0, 0, 0, max_T, V, 1, 1e-6f, 1e4f, 15, UNSCALED_, 0, 0 }
+    { name, ARCH_NANOCHAT, L, C, NH, 0, 0, 0, max_T, V, 1, 1e-6f, 1e4f, 15, UNSCALED_, 0, 0, 0, 0, 0, 0 }
     // clang-format off
     static const ModelPreset models[] = {
         GPT_("gpt2:d6",      6,   384,  6, 1024), GPT_("gpt2:d12",    12,   768, 12, 1024), // d12: GPT-2 124M
@@ -70,6 +78,9 @@ static inline const ModelPreset* model_presets(int* count) {
         MODEL_("qwen3:1.7b", ARCH_QWEN3,  28, 2048, 16, 8, 128, 6144,  40960, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen3:4b",   ARCH_QWEN3,  36, 2560, 32, 8, 128, 9728,  40960, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen3:8b",   ARCH_QWEN3,  36, 4096, 32, 8, 128, 12288, 40960, 151936, 1, 1e-6f, 1e6f),
+        GEMMA3_("gemma3:270m", 18, 640, 2048), GEMMA3_("gemma3:1b", 26, 1152, 6912),
+        {"phi3:mini", ARCH_PHI3, 32, 3072, 32, 0, 0, 8192, 4096, 32064, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 2047, 0, 0, 0},
+        {"glm4:9b",   ARCH_GLM4, 40, 4096, 32, 2, 128, 13696, 32768, 151552, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 0, 0, 0, 64},
         //       name               architecture    L     C  NH KV   HS      F    E used  max_T      V  head   eps    base
         EXPERTS_("moe:8x124m",      ARCH_MIXTRAL,  12,  768, 12, 0,   0,  1024,   8, 2,  1024,     0, 0, 1e-5f, 1e4f),
         EXPERTS_("mixtral:8x7b",    ARCH_MIXTRAL,  32, 4096, 32, 8,   0, 14336,   8, 2, 32768, 32000, 1, 1e-5f, 1e6f),
@@ -85,6 +96,7 @@ static inline const ModelPreset* model_presets(int* count) {
 #undef MODEL_
 #undef EXPERTS_
 #undef LLAMA3_
+#undef GEMMA3_
 #undef NANOCHAT_
     *count = (int)(sizeof(models) / sizeof(models[0]));
     return models;
@@ -135,6 +147,8 @@ static inline ModelConfig model_preset_config(const ModelPreset* preset, int V) 
     cfg.norm_eps = preset->norm_eps, cfg.rope_base = preset->rope_base, cfg.softcap = preset->softcap;
     cfg.scaling = preset->scaling;
     cfg.E = preset->E, cfg.E_used = preset->E_used;
+    cfg.window = preset->window, cfg.window_rope_base = preset->window_rope_base;
+    cfg.rope_dims = preset->rope_dims;
     return cfg;
 }
 

@@ -222,12 +222,13 @@ static void settle_positions_(Options* o, ModelConfig* cfg, const char* path) {
 }
 
 // Sets the layers that have the window: letter l of the pattern, which repeats, is S; the last
-// layer sees everything. Without a pattern all layers have it.
-static void settle_windows_(ModelConfig* cfg, const char* pattern) {
+// layer sees everything. Without a pattern all layers have it, or all but every n-th one.
+static void settle_windows_(ModelConfig* cfg, const char* pattern, int full_every) {
     const size_t length = strlen(pattern);
     memset(cfg->windows, 0, sizeof(cfg->windows));
     for (int l = 0; l < cfg->L && cfg->window > 0; l++) {
-        const int is_short = length == 0 || (pattern[(size_t)l % length] == 'S' && l < cfg->L - 1);
+        const int is_short = length > 0 ? pattern[(size_t)l % length] == 'S' && l < cfg->L - 1
+                                        : full_every == 0 || (l + 1) % full_every != 0;
         cfg->windows[l / 8] |= (uint8_t)(is_short << l % 8);
     }
 }
@@ -248,7 +249,8 @@ static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
                   pattern);
     }
     if (!path || pattern[0]) {
-        settle_windows_(cfg, pattern);
+        const ModelPreset* named = path ? NULL : options_model_size(o);
+        settle_windows_(cfg, pattern, named ? named->full_every : 0);
     }
     if (path && memcmp(cfg->windows, found.windows, sizeof(found.windows)) != 0) {
         die_usage("--window-pattern %s, but the model in %s has another", pattern, path);

@@ -33,7 +33,8 @@ TEST(published_sizes) {
         {"qwen2:7b", 7615616512},    {"qwen3:0.6b", 596049920},   {"qwen3:1.7b", 1720574976},
         {"llama:3b", 3212749824},    {"llama:8b", 8030261248},    {"llama:70b", 70553706496},
         {"mistral:7b", 7248023552},  {"qwen3:4b", 4022468096},    {"qwen3:8b", 8190735360},
-        {"nanochat:d12", 185597952}, {"nanochat:d20", 560988160},
+        {"nanochat:d12", 185597952}, {"nanochat:d20", 560988160}, {"gemma3:270m", 268098176},
+        {"gemma3:1b", 999885952},    {"phi3:mini", 3821079552},   {"glm4:9b", 9400279040},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
         const ModelPreset* model = model_preset_by_name(published[i].name);
@@ -289,6 +290,11 @@ TEST(architectures) {
          30 + 10 + 2 * 36 + 36 * (50 + 30 + 3 * 50), 36},
         {ARCH_GEMMA2, "wpe ln1b qkvb qnormw knormw attprojb ln2b fcb fcprojb lnfb head ",
          "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ", 4 * 36 + 36 * (50 + 30 + 3 * 50), 36},
+        {ARCH_GEMMA3, "wpe ln1b qkvb attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_rstd ln2_mean lnf_mean kv ", 20 + 4 * 36 + 36 * (50 + 30 + 3 * 50), 36},
+        {ARCH_GLM4, "wpe ln1b qnormw knormw attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ",
+         50 + 4 * 36 + 36 * (50 + 30 + 3 * 50), 36},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ModelConfig cfg = TINY;
