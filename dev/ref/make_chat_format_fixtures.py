@@ -158,6 +158,7 @@ TEMPLATES = {
     "gemma": ("gemma", GEMMA),
     "phi3": ("phi3", PHI3),
     "phi3 with an end": ("phi3", turns("<|", SAME, "|>\n", "'<|end|>\\n'", ("'<|end|>'", "'\\n'"), tail="{{ eos_token }}")),
+    "phi4-mini": ("phi4-mini", turns("<|", SAME, "|>", "'<|end|>'")),
     "phi4": ("phi4", turns("<|im_start|>", SAME, "<|im_sep|>", "'<|im_end|>'")),
     "zephyr": ("zephyr", turns("<|", SAME, "|>\n", "eos_token + '\\n'", ("eos_token", "'\\n'"))),
     "granite": ("granite", turns("<|start_of_role|>", SAME, "<|end_of_role|>", "'<|end_of_text|>\\n'", ("'<|end_of_text|>'", "'\\n'"))),

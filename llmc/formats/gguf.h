@@ -174,8 +174,9 @@ static int gguf_check_windows_(ModelConfig cfg, char* error) {
     for (int l = 0; l < cfg.L && arch->full_every > 0; l++) {
         const int slides = (l + 1) % arch->full_every != 0;
         if ((model_window(cfg, l) > 0) != slides) {
-            return error_set(error, "--export-gguf", "in llama.cpp layer %d of %s has %s window; --out DIR works",
-                             l, arch->name, slides ? "a" : "no");
+            return error_set(error, "--export-gguf",
+                             "in llama.cpp layer %d of %s has %s window; --out DIR works", l, arch->name,
+                             slides ? "a" : "no");
         }
     }
     return 1;
@@ -202,8 +203,9 @@ int gguf_check(ModelConfig cfg, char* error) {
             word, cfg.NH, model_head_size(cfg), cfg.C);
     }
     const int has_scale = FAMILY_GRANITE >> cfg.arch & 1;
-    const float own = gguf_score_scale_(cfg),
-                scale = cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg));
+    const float own = gguf_score_scale_(cfg), scale = cfg.attention_scale > 0
+                                                          ? cfg.attention_scale
+                                                          : 1 / sqrtf((float)model_head_size(cfg));
     if ((scale != own && !has_scale) || cfg.attention_softcap > 0) {
         return error_set(error, "--export-gguf",
                          "llama.cpp's %s divides scores by %g, without a cap, not by %g with a cap of %g",
@@ -674,7 +676,8 @@ static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char*
     gguf_check_(w, name, x, lines.count * lines.width, type);
     unsigned char* buffer = (unsigned char*)check_alloc(lines.width, sizeof(float), w->file.path);
     for (size_t i = 0; i < lines.count; i++) {
-        const float* from = x + file_tensor_line(tensor, gguf_archs_[w->cfg.arch].order, w->cfg, i) * lines.width;
+        const float* from =
+            x + file_tensor_line(tensor, gguf_archs_[w->cfg.arch].order, w->cfg, i) * lines.width;
         if (type != GGUF_TYPE_F32_) {
             gguf_convert_(buffer, from, lines.width, type);
         }

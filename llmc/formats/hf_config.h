@@ -74,9 +74,9 @@ typedef struct {
     uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types
     const char* experts_key;          // key that gave the number of experts
     int shared_experts;
-    double dropout;               // largest one
-    size_t text_begin, text_end;  // of a text_config; 0: it has none, or is not needed
-    const char** keys; // all keys read so far, in the text
+    double dropout;              // largest one
+    size_t text_begin, text_end; // of a text_config; 0: it has none, or is not needed
+    const char** keys;           // all keys read so far, in the text
     size_t num_keys;
 } HfConfig_;
 
@@ -774,8 +774,12 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     free(copy);
     config->family = &hf_families[cfg->arch];
     if (config->text_end) {
-        *text = (JsonReader){text->path, text->error, text->text + config->text_begin,
-                             config->text_end - config->text_begin, 0, config->text_begin};
+        *text = (JsonReader){text->path,
+                             text->error,
+                             text->text + config->text_begin,
+                             config->text_end - config->text_begin,
+                             0,
+                             config->text_begin};
     }
     return is_known && hf_config_parse_as_(text, config);
 }

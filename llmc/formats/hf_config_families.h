@@ -55,7 +55,7 @@ enum {
     FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                    // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
-    FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3, // heads x head size are the channels
+    FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3,   // heads x head size are the channels
     FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
     FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM | FAMILY_GLM4,
     // with keys of the scale and the cap of attention's scores

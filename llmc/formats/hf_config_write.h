@@ -54,8 +54,8 @@ static int hf_check_rope_(ModelConfig cfg, const HfFamily* family, char* error) 
         }
     }
     if (FAMILY_PHI3 >> cfg.arch & 1 && cfg.scaling.kind != ROPE_PLAIN && cfg.scaling.kind != ROPE_LONG) {
-        return error_set(error, "--arch", "in transformers rotary positions of %s are scaled by longrope only",
-                         family->type);
+        return error_set(error, "--arch",
+                         "in transformers rotary positions of %s are scaled by longrope only", family->type);
     }
     if (cfg.window_rope_base > 0 && family->window_base == 0) {
         return error_set(error, "--arch", "in transformers all layers of %s have the same rotary positions",
@@ -102,8 +102,8 @@ int hf_config_check(ModelConfig cfg, char* error) {
     }
     if (FAMILY_FULL_HEADS >> cfg.arch & 1 && model_heads(cfg) != cfg.C) {
         return error_set(error, "--arch",
-                         "transformers wants heads of channels / heads in %s, not %d x %d of %d channels", word,
-                         cfg.NH, HS, cfg.C);
+                         "transformers wants heads of channels / heads in %s, not %d x %d of %d channels",
+                         word, cfg.NH, HS, cfg.C);
     }
     if (cfg.arch == ARCH_GLM4MOE && (cfg.E < 2 || cfg.Fs == 0 || cfg.Fs % model_hidden(cfg))) {
         return error_set(

@@ -10,6 +10,7 @@ chat_format.h -- formats of chats: what stands around the contents of messages.
     gemma             bos <start_of_turn> role \n content <end_of_turn> \n; the system's message
                       opens the user's turn, the assistant is called model
     phi3              <|role|> \n content <|end|> \n
+    phi4-mini         <|role|> content <|end|>
     phi4              <|im_start|> role <|im_sep|> content <|im_end|>
     zephyr            <|role|> \n content eos \n
     granite           <|start_of_role|> role <|end_of_role|> content <|end_of_text|> \n
@@ -59,6 +60,7 @@ typedef struct {
     X(CHAT_MISTRAL7_TEKKEN, "mistral7-tekken") \
     X(CHAT_GEMMA, "gemma") \
     X(CHAT_PHI3, "phi3") \
+    X(CHAT_PHI4_MINI, "phi4-mini") \
     X(CHAT_PHI4, "phi4") \
     X(CHAT_ZEPHYR, "zephyr") \
     X(CHAT_GRANITE, "granite") \
@@ -191,6 +193,9 @@ static const ChatLayout chat_layouts_[CHAT_FORMATS] = {
         {"", "<end_of_turn>", "<end_of_turn>"}, "", "\n", "\n\n", 1, SYSTEM_OPENS, TRIM_TURNS},
     [CHAT_PHI3 - CHAT_CHATML] = {"Phi 3", {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>"},
         {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, {"<|end|>", "<|end|>", "<|end|>"}, "", "\n", "", 0,
+        SYSTEM_OWN_TURN, TRIM_NOTHING},
+    [CHAT_PHI4_MINI - CHAT_CHATML] = {"Phi 4 mini", {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>"},
+        {"<|system|>", "<|user|>", "<|assistant|>"}, {"<|end|>", "<|end|>", "<|end|>"}, "", "", "", 0,
         SYSTEM_OWN_TURN, TRIM_NOTHING},
     [CHAT_PHI4 - CHAT_CHATML] = {"Phi 4", {"<|im_start|>", "<|im_sep|>", "<|im_end|>"},
         {"<|im_start|>system<|im_sep|>", "<|im_start|>user<|im_sep|>", "<|im_start|>assistant<|im_sep|>"},

@@ -75,7 +75,8 @@ lines=('llama --kv-heads 2 --own-head on' 'mistral --window 9' 'qwen2 --kv-heads
     'qwen3 --head-size 32 --kv-heads 2 --window 7 --window-pattern SL' 'arcee' 'nanochat --kv-heads 2'
     'mixtral --experts 4 --window 9' 'qwen3moe --experts 3 --kv-heads 2' 'olmoe --experts 6 --experts-used 3'
     'glm4moe --experts 4 --shared-hidden 256 --own-head on'
-    'olmo2 --kv-heads 2' 'gemma2 --kv-heads 2 --window 9 --window-pattern SL' 'granite --kv-heads 1')
+    'olmo2 --kv-heads 2' 'gemma2 --kv-heads 2 --window 9 --window-pattern SL' 'granite --kv-heads 1'
+    'gemma3 --kv-heads 2 --window 9' 'phi3 --window 9' 'glm4 --kv-heads 2')
 for i in "${!lines[@]}"; do
     has_case "$i" || continue
     line=${lines[i]}

@@ -293,8 +293,8 @@ TEST(architectures) {
         {ARCH_GEMMA3, "wpe ln1b qkvb attprojb ln2b fcb fcprojb lnfb head ",
          "encoded_rstd ln1_mean qk_rstd ln2_mean lnf_mean kv ", 20 + 4 * 36 + 36 * (50 + 30 + 3 * 50), 36},
         {ARCH_GLM4, "wpe ln1b qnormw knormw attprojb ln2b fcb fcprojb lnfb head ",
-         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ",
-         50 + 4 * 36 + 36 * (50 + 30 + 3 * 50), 36},
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ", 50 + 4 * 36 + 36 * (50 + 30 + 3 * 50),
+         36},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ModelConfig cfg = TINY;
