@@ -57,6 +57,7 @@ enum {
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
     FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3,   // heads x head size are the channels
     FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
+    FAMILY_PADDED = FAMILY_PHI3 | FAMILY_GLM4,        // a missing pad_token_id is a large id
     FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM | FAMILY_GLM4,
     // with keys of the scale and the cap of attention's scores
     FAMILY_ATTENTION_SCALE = FAMILY_GEMMA | FAMILY_GRANITE,

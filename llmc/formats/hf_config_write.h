@@ -341,12 +341,15 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
 }
 
 // Writes the tokens around texts. What is kept may have the padding token.
-static void hf_write_tokens_(FILE* file, const ModelCard* card, const char* kept) {
+static void hf_write_tokens_(FILE* file, Arch arch, const ModelCard* card, const char* kept) {
+    const int has_pad = kept && strstr(kept, "\"pad_token_id\"");
     char ends[CARD_ENDS_BYTES];
     fprintf(file, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %s,\n", card->start,
             card_print_ends(card, ends));
-    if (card->pad >= 0 && !(kept && strstr(kept, "\"pad_token_id\""))) {
+    if (card->pad >= 0 && !has_pad) {
         fprintf(file, "  \"pad_token_id\": %d,\n", card->pad);
+    } else if (FAMILY_PADDED >> arch & 1 && !has_pad) {
+        fprintf(file, "  \"pad_token_id\": null,\n");
     }
 }
 
@@ -364,7 +367,7 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
             "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n  \"vocab_size\": %d,\n",
             family->class_name, family->type, cfg.V);
     (cfg.arch == ARCH_GPT2 ? hf_write_gpt2_ : hf_write_common_)(writer.file, cfg);
-    hf_write_tokens_(writer.file, &card, kept);
+    hf_write_tokens_(writer.file, cfg.arch, &card, kept);
     fprintf(writer.file,
             "%s  \"tie_word_embeddings\": %s,\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n",
             kept ? kept : "", cfg.has_head ? "false" : "true", type, type);
