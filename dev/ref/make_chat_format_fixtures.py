@@ -28,7 +28,8 @@ EOS = "</s>"
 DEEPSEEK = ["<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"]
 MARKS = ["<|im_start|>", "<|im_end|>", "<|im_sep|>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
          "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|system|>",
-         "<|user|>", "<|assistant|>", "<|end|>", "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", *DEEPSEEK]
+         "<|user|>", "<|assistant|>", "<|end|>", "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>",
+         "[|system|]", "[|user|]", "[|assistant|]", "[|endofturn|]", *DEEPSEEK]
 # name: tokenizer, start token, whether the marks are special tokens
 VOCABULARIES = {"qwen2": ("<|endoftext|>", True), "llama3": ("<|begin_of_text|>", True), "smollm2": ("<|endoftext|>", False)}
 
@@ -142,10 +143,21 @@ def mistral7(blank):
 
 LLAMA3 = turns("<|start_header_id|>", SAME, "<|end_header_id|>\n\n", "'<|eot_id|>'", trim=" | trim", bos=1)
 PHI3 = turns("<|", SAME, "|>\n", "'<|end|>\\n'", ("'<|end|>'", "'\\n'"))
+GRANITE = turns("<|start_of_role|>", SAME, "<|end_of_role|>", "'<|end_of_text|>\\n'", ("'<|end_of_text|>'", "'\\n'"))
+GRANITE4_SYSTEM = "You are a helpful assistant. Please ensure responses are professional, accurate, and safe."
+OLMO3 = """{%- set has_system = messages[0]['role'] == 'system' -%}
+{%- if not has_system -%}
+    {{- '<|im_start|>system\\nYou are a helpful function-calling AI assistant. ' -}}
+    {%- if tools is not defined or tools is none -%}
+        {{- 'You do not currently have access to any functions. <functions></functions><|im_end|>\\n' -}}
+    {%- endif -%}
+{%- endif -%}
+"""
 # name: format, template
 TEMPLATES = {
     "chatml": ("chatml", CHATML),
     "chatml with a default": ("chatml", DEFAULT + CHATML),
+    "chatml of olmo3": ("chatml", OLMO3 + CHATML),
     "chatml with a start": ("chatml", "{{ bos_token }}" + CHATML),
     "chatml trimmed": ("chatml", CHATML.replace("m['content']", "m['content'].strip()")),
     "llama2": ("llama2", LLAMA2),
@@ -161,7 +173,10 @@ TEMPLATES = {
     "phi4-mini": ("phi4-mini", turns("<|", SAME, "|>", "'<|end|>'")),
     "phi4": ("phi4", turns("<|im_start|>", SAME, "<|im_sep|>", "'<|im_end|>'")),
     "zephyr": ("zephyr", turns("<|", SAME, "|>\n", "eos_token + '\\n'", ("eos_token", "'\\n'"))),
-    "granite": ("granite", turns("<|start_of_role|>", SAME, "<|end_of_role|>", "'<|end_of_text|>\\n'", ("'<|end_of_text|>'", "'\\n'"))),
+    "granite": ("granite", GRANITE),
+    "granite 4": ("granite", "{% if messages[0]['role'] != 'system' %}{{ '<|start_of_role|>system<|end_of_role|>" + GRANITE4_SYSTEM
+                  + "<|end_of_text|>\\n' }}{% endif %}" + GRANITE),
+    "exaone": ("exaone", turns("[|", SAME, "|]\n", "'[|endofturn|]\\n'", ("'[|endofturn|]'", "'\\n'"))),
     "deepseek": ("deepseek", "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}"
                  f"{{% elif m['role'] == 'user' %}}{{{{ '{DEEPSEEK[0]}' + m['content'] }}}}{{% else %}}{{{{ '{DEEPSEEK[1]}' }}}}"
                  f"{{% generation %}}{{{{ m['content'] + '{DEEPSEEK[2]}' }}}}{{% endgeneration %}}{{% endif %}}{{% endfor %}}"

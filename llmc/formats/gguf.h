@@ -16,8 +16,8 @@ is made of q8.h's blocks; matrices whose rows are not whole blocks are fp16 inst
 A tokenizer of bytes becomes a BPE without merges. A model without a BPE tokenizer gets "no_vocab":
 its tokens are only numbers, and llama.cpp can neither read nor print text with it.
 
-llama.cpp does not know the windows of Mistral's, Qwen's and Phi's layers, so the context in the
-file is the window: up to there both are the same model.
+llama.cpp does not know the windows of most models' layers, so the context in the file is the
+window: up to there both are the same model.
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
@@ -97,6 +97,10 @@ void gguf_commit(GgufWriter* w);
 
 enum { GGUF_ALIGN_ = 32 };
 
+// Rotary positions of layers with a window: as in other layers; with a base of their own, or that of
+// other layers, and never scaled.
+typedef enum { GGUF_ROPE_SAME_, GGUF_ROPE_OWN_, GGUF_ROPE_UNSCALED_ } GgufWindowRope_;
+
 // Architecture as llama.cpp knows it, and what its loader of it demands.
 typedef struct {
     const char* name; // NULL: not at all
@@ -105,32 +109,72 @@ typedef struct {
     int own_head;       // 1: output.weight must be in the file
     // scalings by factors of each pair, which are tensors: 1: llama3, 2: longrope; a sum
     int rope_factors;
-    int by_window;       // 1: layers with a window have rotary positions of their own
+    GgufWindowRope_ window_rope;
     int unrotated_every; // every n-th layer does not turn; 0: all do
-    int full_every;      // every n-th layer has no window, the others have; 0: it knows no windows
+    // every n-th layer has no window, the others have it; 0: it knows no windows
+    int full_every;
+    int windows_from_layers; // only models of so many layers have them; 0: those with a window, -1: all
 } GgufArch_;
 
 // clang-format off
 static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
-    [ARCH_GPT2] =     {"gpt2",     ORDER_PAIRS,  1, 0, 0, 0, 0, 0},
-    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0, 3, 0, 0, 0},
-    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 3, 0, 0, 0},
-    [ARCH_QWEN2] =    {"qwen2",    ORDER_HALVES, 1, 0, 0, 0, 0, 0},
-    [ARCH_QWEN3] =    {"qwen3",    ORDER_HALVES, 0, 0, 0, 0, 0, 0},
-    [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0, 1, 0, 0, 0},
-    [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0, 0, 0, 0, 0},
-    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 3, 0, 0, 0},
-    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0, 0, 0, 0, 0},
-    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1, 0, 0, 0, 0},
-    [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0, 0, 0, 0, 0},
-    [ARCH_OLMO2] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, 0, 0, 0},
-    [ARCH_GEMMA2] =   {NULL,       ORDER_HALVES, 0, 0, 0, 0, 0, 0},
-    [ARCH_GRANITE] =  {"granite",  ORDER_PAIRS,  1, 0, 0, 0, 0, 0},
-    [ARCH_GEMMA3] =   {"gemma3",   ORDER_HALVES, 0, 0, 0, 1, 0, 6},
-    [ARCH_PHI3] =     {"phi3",     ORDER_HALVES, 1, 0, 2, 0, 0, 0},
-    [ARCH_GLM4] =     {"glm4",     ORDER_PAIRS,  1, 0, 0, 0, 0, 0},
+    [ARCH_GPT2] =     {"gpt2",     ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0, 3, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 3, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_QWEN2] =    {"qwen2",    ORDER_HALVES, 1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_QWEN3] =    {"qwen3",    ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0, 1, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 3, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_OLMO2] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GEMMA2] =   {NULL,       ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GRANITE] =  {"granite",  ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_SMOLLM3] =  {"smollm3",  ORDER_PAIRS,  0, 0, 0, GGUF_ROPE_SAME_, 4, 0, 0},
+    [ARCH_OLMO3] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, GGUF_ROPE_UNSCALED_, 0, 4, 0},
+    [ARCH_EXAONE4] =  {"exaone4",  ORDER_HALVES, 0, 0, 1, GGUF_ROPE_SAME_, 4, 4, 64},
+    [ARCH_GRANITE4] = {"granite",  ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GEMMA3] =   {"gemma3",   ORDER_HALVES, 0, 0, 0, GGUF_ROPE_OWN_, 0, 6, -1},
+    [ARCH_PHI3] =     {"phi3",     ORDER_HALVES, 1, 0, 2, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GLM4] =     {"glm4",     ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
 };
 // clang-format on
+
+// Returns n if in llama.cpp every n-th layer of such a model has no window and all others have it;
+// 0: it computes the model without windows.
+static int gguf_full_every_(ModelConfig cfg) {
+    const GgufArch_* arch = &gguf_archs_[cfg.arch];
+    const int from = arch->windows_from_layers,
+              has_windows = from > 0 ? cfg.L == from : from < 0 || cfg.window > 0;
+    return has_windows ? arch->full_every : 0;
+}
+
+// Returns 1 if llama.cpp has the model's windows, or knows none.
+static int gguf_check_windows_(ModelConfig cfg, char* error) {
+    const int every = gguf_full_every_(cfg);
+    for (int l = 0; l < cfg.L && every > 0; l++) {
+        const int slides = (l + 1) % every != 0;
+        if ((model_window(cfg, l) > 0) != slides) {
+            return error_set(error, "--export-gguf",
+                             "in llama.cpp layer %d of %s with %d layers %s; --out DIR works", l,
+                             gguf_archs_[cfg.arch].name, cfg.L, slides ? "has a window" : "has no window");
+        }
+    }
+    return 1;
+}
+
+// Returns 1 if layers with a window have the rotary positions that llama.cpp gives them.
+static int gguf_has_window_rope_(ModelConfig cfg) {
+    const GgufWindowRope_ kind = gguf_archs_[cfg.arch].window_rope;
+    const int has_own = cfg.window_rope_base > 0;
+    const RopeScaling scaling = has_own ? cfg.window_scaling : cfg.scaling;
+    const float base = has_own ? cfg.window_rope_base : model_rope_base(cfg);
+    const int is_unscaled =
+        scaling.kind == ROPE_PLAIN && (kind == GGUF_ROPE_OWN_ || base == model_rope_base(cfg));
+    return cfg.window == 0 || (kind == GGUF_ROPE_SAME_ ? !has_own : is_unscaled);
+}
 
 // Returns 1 if llama.cpp has such rotary positions.
 static int gguf_check_rope_(ModelConfig cfg, char* error) {
@@ -146,37 +190,21 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
                          "llama.cpp rounds the ends of yarn, and this model does not (truncate is false); "
                          "--out DIR works");
     }
-    const int is_scaled_by_window = cfg.window_rope_base > 0 ? cfg.window_scaling.kind != ROPE_PLAIN
-                                                             : arch->by_window && scaling.kind != ROPE_PLAIN;
-    if (is_scaled_by_window) {
-        return error_set(error, "--export-gguf",
-                         "llama.cpp's %s scales no rotary positions of layers with a window; --out DIR works",
-                         arch->name);
+    if (!gguf_has_window_rope_(cfg)) {
+        return error_set(error, "--export-gguf", "in llama.cpp %s of %s %s; --out DIR works",
+                         arch->window_rope == GGUF_ROPE_OWN_ ? "layers" : "all layers", arch->name,
+                         arch->window_rope == GGUF_ROPE_SAME_ ? "have the same rotary positions"
+                         : arch->window_rope == GGUF_ROPE_OWN_
+                             ? "with a window do not scale their positions"
+                             : "have the same rotary base, and those with a "
+                               "window do not scale it");
     }
-    if (cfg.window_rope_base > 0 && !arch->by_window) {
-        return error_set(error, "--export-gguf",
-                         "in llama.cpp all layers of %s have the same rotary positions; --out DIR works",
-                         arch->name);
-    }
+    const int every = arch->windows_from_layers && gguf_full_every_(cfg) == 0 ? 0 : arch->unrotated_every;
     for (int l = 0; l < cfg.L; l++) {
-        const int rests = arch->unrotated_every > 0 && (l + 1) % arch->unrotated_every == 0;
+        const int rests = every > 0 && (l + 1) % every == 0;
         if (model_layer_bit(cfg.unrotated, l) != rests) {
             return error_set(error, "--export-gguf", "in llama.cpp layer %d of %s %s; --out DIR works", l,
                              arch->name, rests ? "has no rotary positions" : "has rotary positions");
-        }
-    }
-    return 1;
-}
-
-// Returns 1 if llama.cpp has windows in the same layers, or knows none.
-static int gguf_check_windows_(ModelConfig cfg, char* error) {
-    const GgufArch_* arch = &gguf_archs_[cfg.arch];
-    for (int l = 0; l < cfg.L && arch->full_every > 0; l++) {
-        const int slides = (l + 1) % arch->full_every != 0;
-        if ((model_window(cfg, l) > 0) != slides) {
-            return error_set(error, "--export-gguf",
-                             "in llama.cpp layer %d of %s has %s window; --out DIR works", l, arch->name,
-                             slides ? "a" : "no");
         }
     }
     return 1;
@@ -415,11 +443,28 @@ static GgufText_ gguf_size_label_(double parameters) {
     return label;
 }
 
-// Returns the longest text for which the model is what llama.cpp computes: of most architectures it
-// knows no windows.
+// Returns the longest text for which the model is what llama.cpp computes: up to the window, if it
+// knows none.
 static int gguf_context_(ModelConfig cfg) {
-    const int is_blind = gguf_archs_[cfg.arch].full_every == 0;
-    return is_blind && cfg.window > 0 && cfg.window < cfg.max_T ? cfg.window : cfg.max_T;
+    const int is_cut = cfg.window > 0 && gguf_full_every_(cfg) == 0;
+    return is_cut && cfg.window < cfg.max_T ? cfg.window : cfg.max_T;
+}
+
+// Writes the window, and the layers that have it.
+static void gguf_put_windows_(GgufWriter* w, ModelConfig cfg) {
+    if (gguf_full_every_(cfg) > 0 || FAMILY_PHI3 >> cfg.arch & 1) { // Phi's is not used
+        gguf_own_u32_(w, "attention.sliding_window", cfg.window);
+    }
+    if (gguf_full_every_(cfg) == 0) {
+        return;
+    }
+    gguf_key_(w, gguf_own_key_(w, "attention.sliding_window_pattern").text, GGUF_ARRAY_);
+    gguf_put_u32_(w, GGUF_BOOL_);
+    gguf_put_u64_(w, (uint64_t)cfg.L);
+    for (int l = 0; l < cfg.L; l++) {
+        const char slides = model_window(cfg, l) > 0;
+        gguf_put_bytes_(w, &slides, 1);
+    }
 }
 
 // Writes a scaling of rotary positions; llama3's is a tensor. llama.cpp multiplies yarn's attention
@@ -451,14 +496,12 @@ static void gguf_put_heads_(GgufWriter* w, ModelConfig cfg) {
     gguf_own_u32_(w, "attention.value_length", model_head_size(cfg));
     gguf_own_u32_(w, "rope.dimension_count", model_rope_dims(cfg));
     gguf_own_float_(w, "rope.freq_base", model_rope_base(cfg));
-    if (gguf_archs_[cfg.arch].by_window) {
+    if (gguf_archs_[cfg.arch].window_rope == GGUF_ROPE_OWN_) {
         gguf_own_float_(w, "rope.freq_base_swa",
                         cfg.window_rope_base > 0 ? cfg.window_rope_base : model_rope_base(cfg));
     }
-    if (gguf_archs_[cfg.arch].full_every > 0 || FAMILY_PHI3 >> cfg.arch & 1) { // Phi's is not used
-        gguf_own_u32_(w, "attention.sliding_window", cfg.window);
-    }
     gguf_put_scaling_(w, cfg.scaling);
+    gguf_put_windows_(w, cfg);
 }
 
 static void gguf_own_bool_(GgufWriter* w, const char* key, int value) {
@@ -634,7 +677,7 @@ static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
         const GgufShape_ shape = gguf_shape_(t, row, w->cfg);
-        for (int l = 0; l < file_tensor_layers(t, rows, w->cfg.arch); l++) {
+        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); l++) {
             gguf_put_info_(w, file_tensor_name(t->gguf_name, l, 0).text, shape, gguf_type_(row, w->dtype),
                            offset);
             offset += gguf_tensor_bytes_(shape, gguf_type_(row, w->dtype));
@@ -720,7 +763,7 @@ static uint64_t gguf_count_tensors_(ModelConfig cfg, const TensorRow* rows) {
         count += gguf_factors_(cfg, i).name != NULL;
     }
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-        count += (uint64_t)file_tensor_layers(t, rows, cfg.arch);
+        count += (uint64_t)file_tensor_layers(t, t->gguf_name, rows, cfg.arch);
     }
     return count;
 }
@@ -756,7 +799,7 @@ void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
         const TensorRow* row = &rows[t->row];
         const size_t bytes = gguf_tensor_bytes_(gguf_shape_(t, row, w->cfg), gguf_type_(row, w->dtype));
         assert(row->element_bytes == sizeof(float));
-        for (int l = 0; l < file_tensor_layers(t, rows, w->cfg.arch); l++, begin += bytes) {
+        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); l++, begin += bytes) {
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);

@@ -65,11 +65,12 @@ typedef struct {
     double turned;                     // partial_rotary_factor
     int original_context;              // original_max_position_embeddings
     HfRope rope, old_rope, rope_of[2]; // rope_of: of layers without a window, and with one
+    int never_turns;                   // position_embedding_type
     int unrotated_every, num_rotated;  // no_rope_layer_interval; numbers in no_rope_layers
     uint8_t rotated[MODEL_MAX_LAYERS];
-    int full_every;               // sliding_window_pattern
     float query_scalar;           // its root divides scores; 0: the family has a scale of its own
     int has_windows, full_layers; // use_sliding_window, max_window_layers
+    int full_every;               // every n-th layer has no window; -1: letters say which
     int num_layer_types;
     uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types
     const char* experts_key;          // key that gave the number of experts
@@ -97,10 +98,13 @@ typedef enum {
     HF_ACTIVATION_,
     HF_ROPE_,
     HF_ROTATED_,
+    HF_POSITIONS_,
+    HF_PATTERN_,
     HF_LAYER_TYPES_,
     // the value that we support, although a missing key means another one
     HF_MUST_BE_TRUE_,
-    HF_MUST_BE_NONE_
+    HF_MUST_BE_NONE_,
+    HF_MUST_BE_TYPES_
 } HfValue_;
 
 typedef struct {
@@ -137,7 +141,8 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "head_dim", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.HS)},
     {FAMILY_ROPE, "hidden_size", HF_SIZE_, HF_MEMBER_(cfg.C)},
     {FAMILY_ROPE & ~FAMILY_OWN_HIDDEN, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
-    {FAMILY_OWN_HIDDEN, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_MOE_HIDDEN, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_GRANITE4, "shared_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
     {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
     {FAMILY_ROPE, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
     {FAMILY_ROPE, "hidden_act", HF_ACTIVATION_, 0},
@@ -153,9 +158,11 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "attention_dropout", HF_DROPOUT_, 0},
     {FAMILY_PHI3, "resid_pdrop", HF_DROPOUT_, 0},
     {FAMILY_PHI3, "embd_pdrop", HF_DROPOUT_, 0},
-    {FAMILY_ROPE, "layer_types", HF_LAYER_TYPES_, 0},
+    {FAMILY_GRANITE4, "position_embedding_type", HF_POSITIONS_, 0},
+    {FAMILY_GRANITE4, "layer_types", HF_MUST_BE_TYPES_, 0},
+    {FAMILY_ROPE & ~FAMILY_GRANITE4, "layer_types", HF_LAYER_TYPES_, 0},
+    {FAMILY_EXAONE4 | FAMILY_GEMMA3, "sliding_window_pattern", HF_PATTERN_, HF_MEMBER_(full_every)},
     {FAMILY_WINDOWS, "sliding_window", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.window)},
-    {FAMILY_GEMMA3, "sliding_window_pattern", HF_SIZE_, HF_MEMBER_(full_every)},
     {FAMILY_SWITCHED, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
     {FAMILY_SWITCHED, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
     {FAMILY_CAPPED, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
@@ -169,6 +176,7 @@ static const HfKey_ hf_keys_[] = {
     // experts; in transformers 5 the first two are the same in all of these families
     {FAMILY_EXPERTS, "num_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
     {FAMILY_EXPERTS, "num_local_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
+    {FAMILY_GRANITE4, "num_local_experts", HF_MUST_BE_NONE_, 0},
     {FAMILY_GLM, "n_routed_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
     {FAMILY_EXPERTS, "num_experts_per_tok", HF_SIZE_, HF_MEMBER_(cfg.E_used)},
     {FAMILY_GLM, "n_shared_experts", HF_SIZE_, HF_MEMBER_(shared_experts)},
@@ -363,6 +371,20 @@ static int hf_read_rotated_(JsonReader* text, const char* key, HfConfig_* config
     return walk.ok;
 }
 
+// Reads the kind of positions: rope, or null and other words, with which no layer turns.
+static int hf_read_positions_(JsonReader* text, int* never_turns) {
+    const char* word;
+    *never_turns = 1;
+    if (json_peek(text) == 'n') {
+        return json_skip(text);
+    }
+    const int ok = json_name(text, &word);
+    *never_turns = ok && strcmp(word, "rope") != 0;
+    return ok &&
+           (!*never_turns || strcmp(word, "nope") == 0 ||
+            error_set(text->error, text->path, "position_embedding_type is %s, wanted rope or nope", word));
+}
+
 // Chooses the object of all layers, or of those without a window, among its places.
 static int hf_config_choose_rope_(HfConfig_* config, const char* path, char* error) {
     HfRope *rope = &config->rope, *old = &config->old_rope, *of = config->rope_of;
@@ -446,8 +468,10 @@ static int hf_config_rotated_(HfConfig_* config, const char* path, char* error) 
     if (is_listed && config->num_rotated != cfg->L) {
         return error_set(error, path, "no_rope_layers has %d layers, wanted %d", config->num_rotated, cfg->L);
     }
-    for (int l = 0; l < cfg->L && config->family->unrotated_every > 0; l++) {
-        const int rests = is_listed ? !config->rotated[l] : (l + 1) % every == 0;
+    for (int l = 0; l < cfg->L; l++) {
+        const int rests = config->family->unrotated_every == 0 ? config->never_turns
+                          : is_listed                          ? !config->rotated[l]
+                                                               : (l + 1) % every == 0;
         cfg->unrotated[l / 8] |= (uint8_t)(rests << l % 8);
     }
     return 1;
@@ -466,7 +490,10 @@ static int hf_config_check_given_(const HfConfig_* config, const char* path, cha
         if (key->files >> config->cfg.arch & 1 && key->value >= HF_MUST_BE_TRUE_ &&
             !bsearch(&key->key, config->keys, config->num_keys, sizeof(key->key), hf_by_name_)) {
             return error_set(error, path, "%s is missing, wanted %s: transformers has another default",
-                             key->key, key->value == HF_MUST_BE_TRUE_ ? "true" : "0");
+                             key->key,
+                             key->value == HF_MUST_BE_TRUE_   ? "true"
+                             : key->value == HF_MUST_BE_NONE_ ? "0"
+                                                              : "full_attention for each layer");
         }
     }
     return 1;
@@ -489,6 +516,14 @@ static int hf_config_shared_(HfConfig_* config, const char* path, char* error) {
 
 // ---- windows ----
 
+// Reads which layers have no window: every n-th, or a text of letters for each.
+static int hf_read_pattern_(JsonReader* text, const char* key, int* every) {
+    const char first = (char)json_peek(text);
+    *every = first == '"' ? -1 : *every;
+    return first == '"' || first == 'n' ? json_skip(text) : hf_read_counted_(text, key, every);
+}
+
+// attention is the old name of full_attention.
 static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
     const char* word;
     if (json_peek(text) == 'n') {
@@ -500,7 +535,7 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
             return 0;
         }
         const int slides = strcmp(word, "sliding_attention") == 0;
-        if (!slides && strcmp(word, "full_attention") != 0) {
+        if (!slides && strcmp(word, "full_attention") != 0 && strcmp(word, "attention") != 0) {
             return error_set(text->error, text->path,
                              "layer_types has %s, wanted full_attention and sliding_attention", word);
         }
@@ -515,10 +550,9 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
 // Returns 1 if a layer has a window though no key says so: the last ones, those that do not turn,
 // or all but every n-th one.
 static int hf_slides_by_default_(const HfConfig_* config, int l) {
-    const HfFamily* family = config->family;
-    return family->unrotated_every > 0 ? model_layer_bit(config->cfg.unrotated, l)
-           : config->full_every > 0    ? (l + 1) % config->full_every != 0
-                                       : l >= config->full_layers;
+    return config->family->unrotated_every > 0 ? model_layer_bit(config->cfg.unrotated, l)
+           : config->full_every > 0            ? (l + 1) % config->full_every != 0
+                                               : l >= config->full_layers;
 }
 
 // Forgets positions of layers with a window if there are none, or if all layers have the same.
@@ -541,6 +575,10 @@ static int hf_config_windows_(HfConfig_* config, const char* path, char* error) 
     if (has_types && config->num_layer_types != cfg->L) {
         return error_set(error, path, "layer_types has %d layers, wanted %d", config->num_layer_types,
                          cfg->L);
+    }
+    if (!has_types && W > 0 && config->full_every < 0) {
+        return error_set(error, path,
+                         "sliding_window_pattern has letters, wanted layer_types, too, or a number");
     }
     for (int l = 0; l < cfg->L; l++) {
         const int by_size = W > 0 && (kind == WINDOWS_ALL || hf_slides_by_default_(config, l));
@@ -603,7 +641,12 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
         return hf_read_rope_(text, (HfRope*)(void*)member, config);
     case HF_ROTATED_:
         return hf_read_rotated_(text, key->key, config);
+    case HF_POSITIONS_:
+        return hf_read_positions_(text, &config->never_turns);
+    case HF_PATTERN_:
+        return hf_read_pattern_(text, key->key, (int*)(void*)member);
     case HF_LAYER_TYPES_:
+    case HF_MUST_BE_TYPES_:
         return hf_read_layer_types_(text, config);
     }
     return 0;
@@ -703,6 +746,7 @@ static void hf_config_default_(HfConfig_* config) {
     config->has_windows = !(FAMILY_SWITCHED >> config->cfg.arch & 1);
     config->full_layers = HF_FULL_LAYERS;
     config->full_every = family->full_every;
+    config->never_turns = FAMILY_GRANITE4 >> config->cfg.arch & 1;
     config->shared_experts = 1;
     config->turned = family->turned;
 }

@@ -49,16 +49,19 @@ typedef struct {
 extern const HfDefaults hf_defaults[ARCH_COUNT];
 
 enum {
-    FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE,
-    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_GEMMA | FAMILY_PHI3 | FAMILY_SWITCHED,
+    FAMILY_EXAONE4 = 1 << ARCH_EXAONE4,
+    FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE | 1 << ARCH_SMOLLM3,
+    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_GEMMA | FAMILY_PHI3 | FAMILY_SWITCHED |
+                     1 << ARCH_OLMO3 | FAMILY_EXAONE4,
     FAMILY_WHOLE_HEADS = 1 << ARCH_LLAMA | 1 << ARCH_ARCEE | FAMILY_GEMMA, // divide channels
     FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                    // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
-    FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3,   // heads x head size are the channels
-    FAMILY_OWN_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM, // intermediate_size is of dense layers
-    FAMILY_PADDED = FAMILY_PHI3 | FAMILY_GLM4,        // a missing pad_token_id is a large id
+    FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3, // heads x head size are the channels
+    FAMILY_MOE_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM,
+    FAMILY_OWN_HIDDEN = FAMILY_MOE_HIDDEN | FAMILY_GRANITE4, // intermediate_size is another one
     FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM | FAMILY_GLM4,
+    FAMILY_PADDED = 1 << ARCH_SMOLLM3 | FAMILY_FUSED, // a missing pad_token_id is a large id
     // with keys of the scale and the cap of attention's scores
     FAMILY_ATTENTION_SCALE = FAMILY_GEMMA | FAMILY_GRANITE,
     FAMILY_ATTENTION_CAP = FAMILY_GEMMA2,
@@ -93,6 +96,11 @@ const HfFamily hf_families[ARCH_COUNT] = {
     [ARCH_GEMMA2] =   {"gemma2",    "Gemma2ForCausalLM",   {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 30, 1, 0, 0,  0, "intermediate_size", NULL,
         "  \"hidden_activation\": \"gelu_pytorch_tanh\",\n", ORDER_HALVES, 0, 0, 0, 0, 2, 0, 256, 50},
     [ARCH_GRANITE] =  {"granite",   "GraniteForCausalLM",  {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 1, 0, 0},
+    [ARCH_SMOLLM3] =  {"smollm3",   "SmolLM3ForCausalLM",  {"silu", "swish"}, 1e-6f, 4,  0,   0,    0,  1, 2e6, 0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 4, 0, 0, 0, 0, 0},
+    [ARCH_OLMO3] =    {"olmo3",     "Olmo3ForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   4096, 0,  0, 5e5, 0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 5e5, 0, 0, 4, 0, 0, 0},
+    [ARCH_EXAONE4] =  {"exaone4",   "Exaone4ForCausalLM",  {"silu", "swish"}, 1e-5f, 32, 0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 1, 4, 0, 0, 0},
+    [ARCH_GRANITE4] = {"granitemoehybrid", "GraniteMoeHybridForCausalLM", {"silu", "swish"}, 1e-6f, 0, 0, 0, 0, 0, 0, 0, 0, "shared_intermediate_size", NULL,
+        "  \"num_local_experts\": 0,\n  \"num_experts_per_tok\": 0,\n  \"mamba_n_heads\": 1,\n", ORDER_HALVES, 0, 0, 0, 0, 0, 1, 0, 0},
     [ARCH_GEMMA3] =   {"gemma3_text", "Gemma3ForCausalLM", {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 0, 1, 1e6, 0, 0, "intermediate_size", NULL,
         "  \"hidden_activation\": \"gelu_pytorch_tanh\",\n", ORDER_HALVES, 0, 1e4f, 0, 0, 6, 0, 256, 0},
     [ARCH_PHI3] =     {"phi3",      "Phi3ForCausalLM",     {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 1, 0, 0, 0, 0, 0, 0, 0},

@@ -41,7 +41,8 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 
 // Returns 1 if the files of a family can say that layer l does not turn, or that it does.
 static int hf_can_rotate_(ModelConfig cfg, const HfFamily* family, int l) {
-    const int rests = family->rests_without_window && cfg.window > 0 && !model_window(cfg, l);
+    const int by_window = family->rests_without_window && cfg.window > 0 && !model_window(cfg, l),
+              rests = FAMILY_GRANITE4 >> cfg.arch & 1 ? model_layer_bit(cfg.unrotated, 0) : by_window;
     return family->unrotated_every > 0 || model_layer_bit(cfg.unrotated, l) == rests;
 }
 
@@ -254,6 +255,18 @@ static void hf_write_rope_(FILE* file, ModelConfig cfg, const HfFamily* family) 
     hf_write_rotated_(file, cfg, family);
 }
 
+// Writes the types of layers. GraniteMoeHybrid has attention in all, by its name of transformers 4.
+static void hf_write_layer_types_(FILE* file, ModelConfig cfg) {
+    fprintf(file, "  \"layer_types\": [");
+    for (int l = 0; l < cfg.L; l++) {
+        const char* type = FAMILY_GRANITE4 >> cfg.arch & 1 ? "attention"
+                           : model_window(cfg, l)          ? "sliding_attention"
+                                                           : "full_attention";
+        fprintf(file, "%s\"%s\"", l ? ", " : "", type);
+    }
+    fprintf(file, "],\n");
+}
+
 // Writes which layers have a window: as a list, and for transformers 4 as the number of layers
 // before the first.
 static void hf_write_windows_(FILE* file, ModelConfig cfg) {
@@ -274,11 +287,8 @@ static void hf_write_windows_(FILE* file, ModelConfig cfg) {
         fprintf(file, "  \"use_sliding_window\": %s,\n", full < cfg.L ? "true" : "false");
     }
     if (kind == WINDOWS_ANY) {
-        fprintf(file, "  \"max_window_layers\": %d,\n  \"layer_types\": [", full);
-        for (int l = 0; l < cfg.L; l++) {
-            fprintf(file, "%s\"%s_attention\"", l ? ", " : "", model_window(cfg, l) ? "sliding" : "full");
-        }
-        fprintf(file, "],\n");
+        fprintf(file, "  \"max_window_layers\": %d,\n", full);
+        hf_write_layer_types_(file, cfg);
     }
 }
 
@@ -286,13 +296,18 @@ static void hf_write_windows_(FILE* file, ModelConfig cfg) {
 static void hf_write_experts_(FILE* file, ModelConfig cfg) {
     const HfFamily* family = &hf_families[cfg.arch];
     fputs(family->constants, file);
+    if (FAMILY_OWN_HIDDEN >> cfg.arch & 1) {
+        fprintf(file, "  \"%s\": %d,\n", family->hidden, model_hidden(cfg));
+    }
+    if (FAMILY_GRANITE4 >> cfg.arch & 1) {
+        fprintf(file, "  \"position_embedding_type\": %s,\n",
+                model_layer_bit(cfg.unrotated, 0) ? "null" : "\"rope\"");
+        hf_write_layer_types_(file, cfg);
+    }
     if (!family->experts) {
         return;
     }
     fprintf(file, "  \"%s\": %d,\n  \"num_experts_per_tok\": %d,\n", family->experts, cfg.E, cfg.E_used);
-    if (FAMILY_OWN_HIDDEN >> cfg.arch & 1) {
-        fprintf(file, "  \"%s\": %d,\n", family->hidden, model_hidden(cfg));
-    }
     if (cfg.arch == ARCH_GLM4MOE) {
         fprintf(file, "  \"n_shared_experts\": %d,\n  \"routed_scaling_factor\": %s,\n",
                 cfg.Fs / model_hidden(cfg), hf_number_(model_router_factor(cfg)).text);
@@ -342,8 +357,8 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
 
 // Writes the tokens around texts. What is kept may have the padding token.
 static void hf_write_tokens_(FILE* file, Arch arch, const ModelCard* card, const char* kept) {
-    const int has_pad = kept && strstr(kept, "\"pad_token_id\"");
     char ends[CARD_ENDS_BYTES];
+    const int has_pad = kept && strstr(kept, "\"pad_token_id\"");
     fprintf(file, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %s,\n", card->start,
             card_print_ends(card, ends));
     if (card->pad >= 0 && !has_pad) {

@@ -146,12 +146,12 @@ static int hf_next_(HfTensor_* at, const TensorRow* rows, Arch arch) {
         return 1;
     }
     at->expert = 0;
-    if (at->tensor && ++at->l < file_tensor_layers(at->tensor, rows, arch)) {
+    if (at->tensor && ++at->l < file_tensor_layers(at->tensor, at->tensor->hf_name, rows, arch)) {
         return 1;
     }
     at->l = 0;
     at->tensor = at->tensor ? at->tensor + 1 : file_tensors();
-    while (at->tensor < end && file_tensor_layers(at->tensor, rows, arch) == 0) {
+    while (at->tensor < end && file_tensor_layers(at->tensor, at->tensor->hf_name, rows, arch) == 0) {
         at->tensor++;
     }
     at->row = at->tensor < end ? &rows[at->tensor->row] : NULL;

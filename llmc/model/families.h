@@ -39,29 +39,32 @@ enum {
     FAMILY_NANOCHAT = 1 << ARCH_NANOCHAT,
     FAMILY_MIXTRAL = 1 << ARCH_MIXTRAL,
     FAMILY_GLM = 1 << ARCH_GLM4MOE,
-    FAMILY_GRANITE = 1 << ARCH_GRANITE,
+    FAMILY_GRANITE4 = 1 << ARCH_GRANITE4, // GraniteMoeHybrid, dense: the shared expert
+    FAMILY_GRANITE = 1 << ARCH_GRANITE | FAMILY_GRANITE4,
     FAMILY_GEMMA2 = 1 << ARCH_GEMMA2,
     FAMILY_GEMMA3 = 1 << ARCH_GEMMA3,
     FAMILY_GEMMA = FAMILY_GEMMA2 | FAMILY_GEMMA3,
     FAMILY_PHI3 = 1 << ARCH_PHI3,
     FAMILY_GLM4 = 1 << ARCH_GLM4,
-    FAMILY_FUSED = FAMILY_PHI3 | FAMILY_GLM4,          // gate and up are one matrix
-    FAMILY_POST_NORM = 1 << ARCH_OLMO2 | FAMILY_GEMMA, // norms after branches
+    FAMILY_FUSED = FAMILY_PHI3 | FAMILY_GLM4, // gate and up are one matrix
+    // norms after branches
+    FAMILY_POST_NORM = 1 << ARCH_OLMO2 | 1 << ARCH_OLMO3 | 1 << ARCH_EXAONE4 | FAMILY_GEMMA,
     FAMILY_GATED = 1 << ARCH_LLAMA | 1 << ARCH_MISTRAL | 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 |
-                   FAMILY_POST_NORM | FAMILY_GRANITE,
+                   FAMILY_POST_NORM | 1 << ARCH_GRANITE | 1 << ARCH_SMOLLM3,
     FAMILY_LLAMAS = FAMILY_GATED | FAMILY_ARCEE | FAMILY_FUSED,
     FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_GLM,
     FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE,
-    FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS,
+    FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS | FAMILY_GRANITE4,
     FAMILY_QKV_APART = FAMILY_ROPE & ~FAMILY_PHI3, // a matrix each
     // names of the norm before the MLP differ
     FAMILY_FFN_NORM = FAMILY_ROPE & ~FAMILY_GLM & ~FAMILY_POST_NORM
 };
 
 typedef struct {
-    int architectures;               // FAMILY_...
-    const char *hf_name, *gguf_name; // %d is the layer, a second one the expert
-    int row;                         // of the parameter in the table of model.h
+    int architectures; // FAMILY_...
+    // %d is the layer, a second one the expert; NULL: these files have it in other tensors
+    const char *hf_name, *gguf_name;
+    int row; // of the parameter in the table of model.h
     FileRows rows;
     FileForm form;
 } FileTensor;
@@ -109,6 +112,9 @@ typedef struct {
   X(GLM,      "model.layers.%d.mlp.gate.e_score_correction_bias", "blk.%d.exp_probs_b.bias", routerb,   ALL,  PLAIN) \
   X(GATED,    "model.layers.%d.mlp.gate_proj.weight",            "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
   X(GATED,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
+  X(GRANITE4, "model.layers.%d.shared_mlp.input_linear.weight",  NULL,                       fcw,       ALL,  PLAIN) \
+  X(GRANITE4, NULL,                                              "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
+  X(GRANITE4, NULL,                                              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
   X(FUSED,    "model.layers.%d.mlp.gate_up_proj.weight",         "blk.%d.ffn_up.weight",     fcw,       ALL,  PLAIN) \
   X(ARCEE,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       ALL,  PLAIN) \
   X(NANOCHAT, "model.layers.%d.mlp.fc1.weight",                  NULL,                       fcw,       ALL,  PLAIN) \
@@ -117,6 +123,7 @@ typedef struct {
   X(MOE,      "model.layers.%d.mlp.experts.%d.gate_proj.weight", "blk.%d.ffn_gate_exps.weight", fcw,   GATE, PLAIN) \
   X(MOE,      "model.layers.%d.mlp.experts.%d.up_proj.weight",   "blk.%d.ffn_up_exps.weight", fcw,     UP,   PLAIN) \
   X(LLAMAS,   "model.layers.%d.mlp.down_proj.weight",            "blk.%d.ffn_down.weight",   fcprojw,   ALL,  PLAIN) \
+  X(GRANITE4, "model.layers.%d.shared_mlp.output_linear.weight", "blk.%d.ffn_down.weight",   fcprojw,   ALL,  PLAIN) \
   X(NANOCHAT, "model.layers.%d.mlp.fc2.weight",                  NULL,                       fcprojw,   ALL,  PLAIN) \
   X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w2.weight", "blk.%d.ffn_down_exps.weight", fcprojw, ALL, PLAIN) \
   X(MOE,      "model.layers.%d.mlp.experts.%d.down_proj.weight", "blk.%d.ffn_down_exps.weight", fcprojw, ALL, PLAIN) \
@@ -140,15 +147,16 @@ static inline const FileTensor* file_tensors(void) {
     return tensors;
 }
 
-// Returns the layers for which files of an architecture have the tensor; `rows` is the table of
-// parameters.
-static inline int file_tensor_layers(const FileTensor* tensor, const TensorRow* rows, Arch arch) {
-    return tensor->architectures >> arch & 1 ? rows[tensor->row].uses : 0;
+// Returns the layers for which files of an architecture have the tensor; `name` is the tensor's in
+// such files, `rows` the table of parameters.
+static inline int file_tensor_layers(const FileTensor* tensor, const char* name, const TensorRow* rows,
+                                     Arch arch) {
+    return name && tensor->architectures >> arch & 1 ? rows[tensor->row].uses : 0;
 }
 
 // Returns true for a tensor of one expert, which GGUF has for all experts of a layer at once.
 static inline int file_tensor_is_of_expert(const FileTensor* tensor) {
-    const char* layer = strstr(tensor->hf_name, "%d");
+    const char* layer = tensor->hf_name ? strstr(tensor->hf_name, "%d") : NULL;
     return layer && strstr(layer + 1, "%d");
 }
 

@@ -214,7 +214,8 @@ static FreezeExtent_ freeze_extent_(const FreezeItem_* item, const TensorRow* ro
     const FileTensor* tensors = file_tensors();
     int parts = 0, named = 0;
     for (int i = 0; i < FILE_TENSOR_ROWS; i++) {
-        const int is_part = tensors[i].row == row && file_tensor_layers(&tensors[i], rows, cfg.arch) > 0;
+        const int is_part =
+            tensors[i].row == row && file_tensor_layers(&tensors[i], tensors[i].hf_name, rows, cfg.arch) > 0;
         for (int e = 0; e < rows[row].experts && is_part; e++) {
             parts++;
             named += freeze_names_tensor_(item, &tensors[i], l, e);

@@ -32,6 +32,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/formats/hf_config_families.h"
 #include "llmc/model/presets.h"
 #include "llmc/model/share_layers.h"
 
@@ -222,15 +223,28 @@ static void settle_positions_(Options* o, ModelConfig* cfg, const char* path) {
 }
 
 // Sets the layers that have the window: letter l of the pattern, which repeats, is S; the last
-// layer sees everything. Without a pattern all layers have it, or all but every n-th one.
-static void settle_windows_(ModelConfig* cfg, const char* pattern, int full_every) {
+// layer sees everything. Without a pattern those that have it in the family, or all.
+static void settle_windows_(ModelConfig* cfg, const char* pattern) {
     const size_t length = strlen(pattern);
+    const int every = hf_families[cfg->arch].full_every;
     memset(cfg->windows, 0, sizeof(cfg->windows));
     for (int l = 0; l < cfg->L && cfg->window > 0; l++) {
-        const int is_short = length > 0 ? pattern[(size_t)l % length] == 'S' && l < cfg->L - 1
-                                        : full_every == 0 || (l + 1) % full_every != 0;
-        cfg->windows[l / 8] |= (uint8_t)(is_short << l % 8);
+        const int by_family = every == 0 || (l + 1) % every != 0,
+                  by_pattern = length > 0 && pattern[(size_t)l % length] == 'S' && l < cfg->L - 1;
+        cfg->windows[l / 8] |= (uint8_t)((length > 0 ? by_pattern : by_family) << l % 8);
     }
+}
+
+// Sets the layers of a new model that do not turn: those of its family.
+static void settle_rests_(ModelConfig* cfg) {
+    const HfFamily* family = &hf_families[cfg->arch];
+    const int every = family->unrotated_every;
+    for (int l = 0; l < cfg->L; l++) {
+        const int by_window = family->rests_without_window && cfg->window > 0 && !model_window(*cfg, l),
+                  rests = by_window || (every > 0 && (l + 1) % every == 0);
+        cfg->unrotated[l / 8] |= (uint8_t)(rests << l % 8);
+    }
+    cfg->window_rope_base = cfg->window > 0 ? cfg->window_rope_base : 0;
 }
 
 static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
@@ -240,7 +254,7 @@ static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
     settle_size_(&o->model.window, cfg->window, "window", path);
     cfg->window = o->model.window;
     if (o->model.window > 0 && kinds->windows == WINDOWS_NONE) {
-        die_usage("--window has no meaning with --arch %s; mistral, qwen2 and qwen3 have windows",
+        die_usage("--window has no meaning with --arch %s; mistral, qwen2, qwen3 and olmo3 have windows",
                   kinds->word);
     }
     if (pattern[strspn(pattern, "SL")] ||
@@ -249,8 +263,10 @@ static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
                   pattern);
     }
     if (!path || pattern[0]) {
-        const ModelPreset* named = path ? NULL : options_model_size(o);
-        settle_windows_(cfg, pattern, named ? named->full_every : 0);
+        settle_windows_(cfg, pattern);
+    }
+    if (!path) {
+        settle_rests_(cfg);
     }
     if (path && memcmp(cfg->windows, found.windows, sizeof(found.windows)) != 0) {
         die_usage("--window-pattern %s, but the model in %s has another", pattern, path);

@@ -14,6 +14,7 @@ chat_format.h -- formats of chats: what stands around the contents of messages.
     phi4              <|im_start|> role <|im_sep|> content <|im_end|>
     zephyr            <|role|> \n content eos \n
     granite           <|start_of_role|> role <|end_of_role|> content <|end_of_text|> \n
+    exaone            [|role|] \n content [|endofturn|] \n
     deepseek          bos system <User> user <Assistant> answer eos, in its own brackets
 
 A model's template is recognized by what it renders (jinja.h): a few chats with odd contents must
@@ -64,6 +65,7 @@ typedef struct {
     X(CHAT_PHI4, "phi4") \
     X(CHAT_ZEPHYR, "zephyr") \
     X(CHAT_GRANITE, "granite") \
+    X(CHAT_EXAONE, "exaone") \
     X(CHAT_DEEPSEEK, "deepseek")
 // clang-format on
 typedef enum { CHAT_WORDS(WORDS_VALUE) CHAT_WORDS_END } ChatWord;
@@ -207,6 +209,9 @@ static const ChatLayout chat_layouts_[CHAT_FORMATS] = {
         {"<|start_of_role|>system<|end_of_role|>", "<|start_of_role|>user<|end_of_role|>",
          "<|start_of_role|>assistant<|end_of_role|>"},
         {"<|end_of_text|>", "<|end_of_text|>", "<|end_of_text|>"}, "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING},
+    [CHAT_EXAONE - CHAT_CHATML] = {"EXAONE", {"[|system|]", "[|user|]", "[|assistant|]", "[|endofturn|]"},
+        {"[|system|]\n", "[|user|]\n", "[|assistant|]\n"}, {"[|endofturn|]", "[|endofturn|]", "[|endofturn|]"},
+        "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING},
     [CHAT_DEEPSEEK - CHAT_CHATML] = {"DeepSeek",
         {"<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
         {"", "<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>"}, {"", "", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},

@@ -114,8 +114,8 @@ ChatFormat chat_format_written(ChatWord word) {
 // byte-level vocabulary of Mistral's is Tekken.
 static ChatFormat chat_of_vocabulary_(const Bpe* bpe) {
     static const ChatWord order[] = {
-        CHAT_PHI4,  CHAT_CHATML, CHAT_LLAMA3,  CHAT_MISTRAL7_TEKKEN, CHAT_MISTRAL3_TEKKEN,
-        CHAT_GEMMA, CHAT_PHI3,   CHAT_GRANITE, CHAT_DEEPSEEK,        CHAT_ZEPHYR};
+        CHAT_PHI4, CHAT_CHATML,  CHAT_LLAMA3, CHAT_MISTRAL7_TEKKEN, CHAT_MISTRAL3_TEKKEN, CHAT_GEMMA,
+        CHAT_PHI3, CHAT_GRANITE, CHAT_EXAONE, CHAT_DEEPSEEK,        CHAT_ZEPHYR};
     for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
         const ChatFormat format = chat_format_written(order[i]);
         if (chat_has_marks_(bpe, format.layout)) {

@@ -215,7 +215,7 @@ static void test_file(ModelConfig cfg, GgufDtype dtype, const Bpe* bpe, GgufStar
         const TensorRow* row = &rows[t->row];
         const int is_matrix = row->kind != KIND_VECTOR && strcmp(row->name, "wpe") != 0;
         const uint32_t type = !is_matrix ? 0 : dtype == GGUF_Q8_0 && row->cols % 32 ? 1 : types[dtype];
-        for (int l = 0; l < file_tensor_layers(t, rows, cfg.arch); l++) {
+        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, cfg.arch); l++) {
             expect_tensor(&r, t, row, cfg, l, (float*)tensor_at_layer(row, memory, l), type, begin);
         }
     }
@@ -308,6 +308,8 @@ TEST(gguf) {
 }
 
 // A model that llama.cpp's loader refuses is refused here, by the name of an option.
+#define OLMO3_ .arch = ARCH_OLMO3, .C = 128, .NH = 4, .has_head = 1
+#define YARN_ .scaling = {ROPE_YARN, 4, 1, 32, 8}
 TEST(what_llama_cpp_holds) {
     static const struct {
         ModelConfig cfg;
@@ -334,6 +336,22 @@ TEST(what_llama_cpp_holds) {
          "all layers of qwen3 have the same"},
         {{.arch = ARCH_QWEN3, .C = 128, .NH = 4, .HS = 32, .attention_scale = 0.0625f}, "not by 16"},
         {{.arch = ARCH_LLAMA, .C = 128, .NH = 4, .HS = 32, .attention_softcap = 50}, "with a cap of 50"},
+        {{.arch = ARCH_SMOLLM3, .C = 128, .NH = 4, .L = 5, .unrotated = {8}}, NULL},
+        {{.arch = ARCH_SMOLLM3, .C = 128, .NH = 4, .L = 5, .unrotated = {4}},
+         "layer 2 of smollm3 has rotary"},
+        {{OLMO3_, .L = 5}, NULL},
+        {{OLMO3_, .L = 5, .window = 4, .windows = {0x17}}, NULL},
+        {{OLMO3_, .L = 5, .window = 4, .windows = {7}}, "layer 4 of olmo2 with 5 layers has a window"},
+        {{OLMO3_, .L = 4, .window = 4, .windows = {7}, YARN_, .window_rope_base = 1e4f}, NULL},
+        {{OLMO3_, .L = 4, .window = 4, .windows = {7}, YARN_}, "those with a window do not scale it"},
+        {{.arch = ARCH_EXAONE4, .C = 128, .NH = 4, .L = 3, .scaling = {ROPE_LLAMA3, 4, 1, 4, 8}}, NULL},
+        {{.arch = ARCH_EXAONE4, .C = 128, .NH = 4, .L = 3, .window = 4, .windows = {7}}, NULL},
+        {{.arch = ARCH_EXAONE4, .C = 128, .NH = 4, .L = 4, .window = 4, .windows = {7}, .unrotated = {8}},
+         "layer 3 of exaone4 has rotary"},
+        {{.arch = ARCH_EXAONE4, .C = 128, .NH = 4, .L = 64},
+         "layer 0 of exaone4 with 64 layers has a window"},
+        {{.arch = ARCH_GRANITE4, .C = 128, .NH = 4, .L = 2, .unrotated = {3}},
+         "layer 0 of granite has rotary"},
         {{.arch = ARCH_GEMMA3, .C = 128, .NH = 4, .L = 7, .window = 4, .windows = {0x5f}}, NULL},
         {{.arch = ARCH_GEMMA3,
           .C = 128,
@@ -359,10 +377,10 @@ TEST(what_llama_cpp_holds) {
           .window = 4,
           .windows = {0x5f},
           .scaling = {ROPE_LINEAR, 8}},
-         "scales no rotary positions of layers with a window"},
+         "layers of gemma3 with a window do not scale"},
         {{.arch = ARCH_GEMMA3, .C = 128, .NH = 4, .L = 7, .window = 4, .windows = {0x7f}},
-         "layer 5 of gemma3 has no window"},
-        {{.arch = ARCH_GEMMA3, .C = 128, .NH = 4, .L = 2}, "layer 0 of gemma3 has a window"},
+         "layer 5 of gemma3 with 7 layers has no window"},
+        {{.arch = ARCH_GEMMA3, .C = 128, .NH = 4, .L = 2}, "layer 0 of gemma3 with 2 layers has a window"},
         {{.arch = ARCH_PHI3, .C = 128, .NH = 4, .scaling = {ROPE_LONG, 4, 0, 0, 8}}, NULL},
         {{.arch = ARCH_PHI3, .C = 128, .NH = 4, .scaling = {ROPE_LLAMA3, 4, 1, 4, 8}}, "phi3 has no factors"},
         {{.arch = ARCH_GLM4, .C = 128, .NH = 4, .HS = 64}, "not 4 x 64 of 128"},
@@ -386,13 +404,8 @@ static void expect_float(const char* data, size_t bytes, const char* key, double
     EXPECT_NEAR(value, wanted, 1e-6 * wanted, "%s", key);
 }
 
-// Writes a Llama with a scaling, and returns the file.
-static char* write_scaled(RopeScaling scaling, size_t* bytes) {
-    ModelConfig cfg = {.max_T = 64, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 16, .arch = ARCH_LLAMA, .F = 8};
-    cfg.scaling = scaling;
-    for (int i = 0; i < 4 && scaling.kind == ROPE_LONG; i++) {
-        cfg.rope_factors.near[i] = 1 + (float)i, cfg.rope_factors.far[i] = 10 + (float)i;
-    }
+// Writes a model with zeros for weights, and returns the file.
+static char* write_zeros(ModelConfig cfg, size_t* bytes) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     char *data, error[ERROR_BYTES];
     GgufWriter w;
@@ -406,6 +419,38 @@ static char* write_scaled(RopeScaling scaling, size_t* bytes) {
     free(memory);
     CHECK(file_try_read(test_path("scaled.gguf"), 1 << 20, &data, bytes, error), "%s", error);
     return data;
+}
+
+// Writes a Llama with a scaling, and returns the file.
+static char* write_scaled(RopeScaling scaling, size_t* bytes) {
+    ModelConfig cfg = {.max_T = 64, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 16, .arch = ARCH_LLAMA, .F = 8};
+    cfg.scaling = scaling;
+    for (int i = 0; i < 4 && scaling.kind == ROPE_LONG; i++) {
+        cfg.rope_factors.near[i] = 1 + (float)i, cfg.rope_factors.far[i] = 10 + (float)i;
+    }
+    return write_zeros(cfg, bytes);
+}
+
+// llama.cpp knows these windows: the file has them, and the whole context.
+TEST(windows_in_file) {
+    ModelConfig cfg = {.max_T = 64,
+                       .V = 5,
+                       .Vp = 128,
+                       .L = 4,
+                       .NH = 2,
+                       .C = 16,
+                       .arch = ARCH_OLMO3,
+                       .F = 8,
+                       .has_head = 1,
+                       .window = 9,
+                       .windows = {7}};
+    size_t bytes;
+    char* data = write_zeros(cfg, &bytes);
+    EXPECT(memmem(data, bytes, "olmo2.context_length\4\0\0\0\100\0\0\0", 28), "context");
+    EXPECT(memmem(data, bytes, "olmo2.attention.sliding_window\4\0\0\0\11\0\0\0", 38), "window");
+    EXPECT(memmem(data, bytes, "sliding_window_pattern\11\0\0\0\7\0\0\0\4\0\0\0\0\0\0\0\1\1\1\0", 42),
+           "layers");
+    free(data);
 }
 
 // Returns the elements of a tensor of fp32 in a file.

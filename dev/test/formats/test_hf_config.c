@@ -324,6 +324,43 @@ TEST(layers_without_positions) {
 #undef WINDOW
 }
 
+// Families whose layers differ: the values of missing keys, and old keys.
+TEST(kinds_of_layers) {
+    // clang-format off
+#define HYBRID_ "'num_local_experts':0,'shared_intermediate_size':36,'layer_types':["
+    static const struct {
+        const char *type, *members;
+        float base, window_base;
+        int KV, F, window;
+        uint8_t windows, unrotated;
+    } cases[] = {
+        {"smollm3", "", 2e6f, 0, 4, 40, 0, 0, 0},
+        {"smollm3", "'rope_theta':5e6,'no_rope_layer_interval':2,'use_sliding_window':true,'sliding_window':7",
+         5e6f, 0, 4, 40, 7, 2, 2},
+        {"olmo3", "", 5e5f, 0, 4, 40, 4096, 7, 0},
+        {"olmo3", "'rope_theta':2e4,'rope_scaling':{'rope_type':'yarn','factor':8.0},'layer_types':"
+                  "['full_attention','sliding_attention','full_attention']", 2e4f, 5e5f, 4, 40, 4096, 2, 0},
+        {"exaone4", "'num_key_value_heads':2,'sliding_window_pattern':2", 1e4f, 0, 2, 40, 4096, 5, 2},
+        {"exaone4", "'num_key_value_heads':2,'sliding_window':null,'sliding_window_pattern':null",
+         1e4f, 0, 2, 40, 0, 0, 0},
+        {"exaone4", "'num_key_value_heads':2,'sliding_window':9,'sliding_window_pattern':'LG','layer_types':"
+                    "['full_attention','sliding_attention','full_attention']", 1e4f, 0, 2, 40, 9, 2, 5},
+        {"granitemoehybrid", HYBRID_ "'attention','attention','attention'],'position_embedding_type':'rope'",
+         1e4f, 0, 4, 36, 0, 0, 0},
+        {"granitemoehybrid", HYBRID_ "'full_attention','full_attention','full_attention']", 1e4f, 0, 4, 36, 0, 0, 7},
+    };
+    // clang-format on
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const ModelConfig cfg = read_members(cases[i].type, cases[i].members);
+        EXPECT(model_rope_base(cfg) == cases[i].base && cfg.window_rope_base == cases[i].window_base &&
+                   cfg.KV == cases[i].KV && cfg.F == cases[i].F && cfg.window == cases[i].window &&
+                   cfg.windows[0] == cases[i].windows && cfg.unrotated[0] == cases[i].unrotated,
+               "%s, %s: bases %g and %g, %d heads of keys, %d hidden, window %d in %d, unrotated %d",
+               cases[i].type, cases[i].members, (double)cfg.rope_base, (double)cfg.window_rope_base, cfg.KV,
+               cfg.F, cfg.window, cfg.windows[0], cfg.unrotated[0]);
+    }
+}
+
 // Half of a head turns, in halves or in pairs that lie side by side; the rest stays in its place.
 TEST(partial_positions) {
     HfFamily partial = hf_families[ARCH_QWEN3];
@@ -483,8 +520,21 @@ TEST(missing_keys_of_experts) {
         {{"glm4_moe", GLM_ "'attention_bias':true,'use_qk_norm':true"},
          "first_k_dense_replace is missing, wanted 0"},
         {{"glm4_moe", GLM_ "'first_k_dense_replace':1"}, "first_k_dense_replace changes"},
+        {{"granitemoehybrid", HYBRID_ "'attention','mamba','attention']"}, "layer_types has mamba"},
+        {{"granitemoehybrid", "'shared_intermediate_size':36,'num_local_experts':0"},
+         "layer_types is missing, wanted full_attention"},
+        {{"granitemoehybrid", "'num_local_experts':8"}, "num_local_experts changes"},
+        {{"granitemoehybrid",
+          "'shared_intermediate_size':36,'layer_types':['attention','attention','attention']"},
+         "num_local_experts is missing, wanted 0"},
+        {{"granitemoehybrid",
+          HYBRID_ "'attention','attention','attention'],'position_embedding_type':'alibi'"},
+         "position_embedding_type is alibi, wanted rope or nope"},
+        {{"exaone4", "'num_key_value_heads':2,'sliding_window_pattern':'LLG'"},
+         "has letters, wanted layer_types"},
     };
 #undef GLM_
+#undef HYBRID_
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char words[256];
         snprintf(words, sizeof(words), "config.json: |%s", cases[i].words);
@@ -552,6 +602,17 @@ TEST(written) {
         {SMALL, .L = 3, .arch = ARCH_GLM4MOE, .E = 4, .E_used = 2, .F = 16, .Fs = 48, .HS = 14, .rope_dims = 6,
          .router_factor = 2.5f},
         {SMALL, .L = 3, .arch = ARCH_GLM4MOE, .E = 4, .E_used = 2, .F = 16, .Fs = 16, .router_factor = 1},
+        {SMALL, .L = 3, .arch = ARCH_SMOLLM3, .unrotated = {1}, .window = 9, .windows = {6}},
+        {SMALL, .L = 3, .arch = ARCH_SMOLLM3, .has_head = 1, .HS = 8},
+        {SMALL, .L = 3, .arch = ARCH_OLMO3, .has_head = 1, .window = 9, .windows = {5}, .window_rope_base = 300,
+         .window_scaling = {ROPE_LINEAR, 2}, .scaling = {ROPE_YARN, 4, 1.5f, 32, 16, 1.125f}},
+        {SMALL, .L = 3, .arch = ARCH_OLMO3, .scaling = {ROPE_YARN, 4, 1.5f, 32, 16, 1.125f}},
+        {SMALL, .L = 3, .arch = ARCH_EXAONE4, .window = 9, .windows = {3}, .unrotated = {4}},
+        {SMALL, .L = 3, .arch = ARCH_EXAONE4, .has_head = 1, .scaling = {ROPE_LLAMA3, 16, 1, 4, 16}},
+        {SMALL, .L = 3, .arch = ARCH_GRANITE4, .F = 40, .attention_scale = 0.25f, .embedding_factor = 12,
+         .residual_factor = 0.22f, .logits_divisor = 8},
+        {SMALL, .L = 3, .arch = ARCH_GRANITE4, .attention_scale = 1, .embedding_factor = 1, .residual_factor = 1,
+         .logits_divisor = 1, .unrotated = {7}},
     };
     // clang-format on
     const char* directory = test_path("config");
@@ -589,6 +650,12 @@ TEST(document_tokens) {
         free(text);
     }
     EXPECT(hf_config_read(test_path("tokens")).V == cfg.V, "is read");
+    // its class would take a padding token beyond the vocabulary
+    hf_config_write(test_path("tokens"), (ModelConfig){SMALL, .L = 1, .arch = ARCH_SMOLLM3}, SAFETENSORS_F32,
+                    one, NULL);
+    EXPECT(file_try_read(test_path(files[0]), 1 << 16, &text, &bytes, error), "%s", error);
+    EXPECT(strstr(text, "\"pad_token_id\": null"), "%s", text);
+    free(text);
 }
 
 // Scores that no family's class computes are refused, by name.

@@ -250,6 +250,9 @@ static void expect_architecture(const char* options, ModelConfig wanted) {
            "%s: E %d, %d used, Fs %d", options, got.E, got.E_used, got.Fs);
     EXPECT(got.window == wanted.window && memcmp(got.windows, wanted.windows, sizeof(got.windows)) == 0,
            "%s: window %d in layers %x", options, got.window, got.windows[0]);
+    EXPECT(got.unrotated[0] == wanted.unrotated[0] && got.window_rope_base == wanted.window_rope_base,
+           "%s: layers %x do not turn, base with windows %g", options, got.unrotated[0],
+           (double)got.window_rope_base);
     EXPECT(got.rope_base == wanted.rope_base && got.softcap == wanted.softcap &&
                got.norm_eps == wanted.norm_eps && got.scaling.kind == wanted.scaling.kind &&
                got.initial == wanted.initial,
@@ -275,6 +278,23 @@ static ModelConfig with_windows(ModelConfig cfg, uint8_t layers) {
     cfg.window = 5;
     cfg.windows[0] = layers;
     return cfg;
+}
+
+// A new model has windows, and layers that do not turn, where its family has them.
+static void test_kinds_of_layers(void) {
+    ModelConfig olmo3 = with_windows(sizes_of(ARCH_OLMO3), 7 | 16 | 32), smollm3 = sizes_of(ARCH_SMOLLM3),
+                exaone4 = with_windows(sizes_of(ARCH_EXAONE4), 1);
+    olmo3.has_head = 1, smollm3.unrotated[0] = 8, exaone4.unrotated[0] = 2 | 4;
+    expect_architecture("--arch olmo3 --layers 6 --window 5", olmo3);
+    expect_architecture("--arch exaone4 --layers 3 --window 5 --window-pattern SL", exaone4);
+    expect_architecture("--arch smollm3 --layers 4", smollm3);
+    olmo3 = (ModelConfig){
+        .arch = ARCH_OLMO3, .C = 4096, .NH = 32, .KV = 32, .HS = 128, .F = 11008, .has_head = 1};
+    olmo3.rope_base = olmo3.window_rope_base = 5e5f, olmo3.norm_eps = 1e-6f, olmo3.scaling.kind = ROPE_YARN;
+    olmo3.window = 4096, olmo3.windows[0] = 7;
+    expect_architecture("--model olmo3:7b --layers 4", olmo3);
+    olmo3.window = 0, olmo3.windows[0] = 0, olmo3.window_rope_base = 0;
+    expect_architecture("--model olmo3:7b --layers 4 --window 0", olmo3);
 }
 
 // Sizes come from the name or the options, and else from the architecture. GPT-2 has none of them.
@@ -1227,6 +1247,7 @@ TEST(resolve) {
     test_many_files();
     test_model();
     test_architectures();
+    test_kinds_of_layers();
     test_banner();
     test_experts();
     test_recipe();
