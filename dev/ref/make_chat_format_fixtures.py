@@ -170,12 +170,17 @@ TEMPLATES = {
     "gemma": ("gemma", GEMMA),
     "phi3": ("phi3", PHI3),
     "phi3 with an end": ("phi3", turns("<|", SAME, "|>\n", "'<|end|>\\n'", ("'<|end|>'", "'\\n'"), tail="{{ eos_token }}")),
+    "phi4-mini": ("phi4-mini", turns("<|", SAME, "|>", "'<|end|>'")),
     "phi4": ("phi4", turns("<|im_start|>", SAME, "<|im_sep|>", "'<|im_end|>'")),
     "zephyr": ("zephyr", turns("<|", SAME, "|>\n", "eos_token + '\\n'", ("eos_token", "'\\n'"))),
     "granite": ("granite", GRANITE),
     "granite 4": ("granite", "{% if messages[0]['role'] != 'system' %}{{ '<|start_of_role|>system<|end_of_role|>" + GRANITE4_SYSTEM
                   + "<|end_of_text|>\\n' }}{% endif %}" + GRANITE),
     "exaone": ("exaone", turns("[|", SAME, "|]\n", "'[|endofturn|]\\n'", ("'[|endofturn|]'", "'\\n'"))),
+    "glm4": ("glm4", "[gMASK]<sop>" + turns("<|", SAME, "|>\n", "''").replace(
+        "{{ '<|user|>\\n' + m['content'] + '' }}",
+        "{% if not loop.first and loop.previtem['role'] == 'assistant' %}{% generation %}{{ '<|user|>\\n' }}{% endgeneration %}"
+        "{% else %}{{ '<|user|>\\n' }}{% endif %}{{ m['content'] }}")),
     "deepseek": ("deepseek", "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}"
                  f"{{% elif m['role'] == 'user' %}}{{{{ '{DEEPSEEK[0]}' + m['content'] }}}}{{% else %}}{{{{ '{DEEPSEEK[1]}' }}}}"
                  f"{{% generation %}}{{{{ m['content'] + '{DEEPSEEK[2]}' }}}}{{% endgeneration %}}{{% endif %}}{{% endfor %}}"
@@ -280,7 +285,7 @@ def main():
     (OUT / "templates.json").write_text(json.dumps({name: {"format": word, "template": text} for name, (word, text) in TEMPLATES.items()}, indent=1))
     for name, (start, has_marks) in VOCABULARIES.items():
         tokenizer = Tokenizer.from_file(str(FIXTURES / "tokenizers" / f"{name}.json"))
-        tokenizer.add_special_tokens([EOS, *(MARKS if has_marks else [])])
+        tokenizer.add_special_tokens([EOS, *([*MARKS, "[gMASK]", "<sop>"] if has_marks else [])])
         tokenizer.save(str(OUT / f"{name}.json"), pretty=False)
         made = {}
         for title, (_, template) in TEMPLATES.items():

@@ -78,6 +78,15 @@ MODELS = {
                       residual_multiplier=0.22, logits_scaling=1.5, tie_word_embeddings=True), torch.bfloat16, "5GB"),
     "gemma2": (transformers.Gemma2Config, dict(head_dim=8, sliding_window=5, query_pre_attn_scalar=6, attn_logit_softcapping=2.0,
                                                final_logit_softcapping=3.0, pad_token_id=0), torch.float32, "5GB"),  # bf16 would round the root of 24
+    "gemma3": (transformers.Gemma3TextConfig, dict(head_dim=8, num_hidden_layers=3, sliding_window=5, query_pre_attn_scalar=24, pad_token_id=0,
+                                                   layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                                                   rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+                                                                        sliding_attention=dict(rope_type="default", rope_theta=100.0))),
+               torch.float32, "5GB"),
+    "phi3": (transformers.Phi3Config, dict(sliding_window=7, pad_token_id=0, original_max_position_embeddings=12,
+                                           rope_parameters=LONG | dict(partial_rotary_factor=0.7, short_factor=[1.0, 1.25], long_factor=[1.5, 3.0])),
+             torch.bfloat16, "5GB"),
+    "glm4": (transformers.Glm4Config, dict(head_dim=12, pad_token_id=0, rms_norm_eps=1e-5), torch.bfloat16, "5GB"),
 }
 
 

@@ -97,8 +97,8 @@ void gguf_commit(GgufWriter* w);
 
 enum { GGUF_ALIGN_ = 32 };
 
-// Rotary positions of layers with a window: as in other layers; with a base and a scaling of their
-// own; with the base of other layers, never scaled.
+// Rotary positions of layers with a window: as in other layers; with a base of their own, or that of
+// other layers, and never scaled.
 typedef enum { GGUF_ROPE_SAME_, GGUF_ROPE_OWN_, GGUF_ROPE_UNSCALED_ } GgufWindowRope_;
 
 // Architecture as llama.cpp knows it, and what its loader of it demands.
@@ -107,25 +107,25 @@ typedef struct {
     HeadOrder order;
     int fills_channels; // 1: heads x head size are the channels
     int own_head;       // 1: output.weight must be in the file
-    // scalings by factors of each pair, which are tensors: 0: none, 1: llama3, 2: longrope, too
+    // scalings by factors of each pair, which are tensors: 1: llama3, 2: longrope; a sum
     int rope_factors;
     GgufWindowRope_ window_rope;
     int unrotated_every; // every n-th layer does not turn; 0: all do
     // every n-th layer has no window, the others have it; 0: it knows no windows
     int full_every;
-    int windows_from_layers; // only models of so many layers have them; 0: those with a window
+    int windows_from_layers; // only models of so many layers have them; 0: those with a window, -1: all
 } GgufArch_;
 
 // clang-format off
 static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
     [ARCH_GPT2] =     {"gpt2",     ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
-    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0, 2, GGUF_ROPE_SAME_, 0, 0, 0},
-    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 2, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_LLAMA] =    {"llama",    ORDER_PAIRS,  0, 0, 3, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_MISTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 3, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_QWEN2] =    {"qwen2",    ORDER_HALVES, 1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_QWEN3] =    {"qwen3",    ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_ARCEE] =    {"arcee",    ORDER_PAIRS,  0, 0, 1, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
-    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 2, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 3, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
@@ -136,6 +136,9 @@ static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
     [ARCH_OLMO3] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, GGUF_ROPE_UNSCALED_, 0, 4, 0},
     [ARCH_EXAONE4] =  {"exaone4",  ORDER_HALVES, 0, 0, 1, GGUF_ROPE_SAME_, 4, 4, 64},
     [ARCH_GRANITE4] = {"granite",  ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GEMMA3] =   {"gemma3",   ORDER_HALVES, 0, 0, 0, GGUF_ROPE_OWN_, 0, 6, -1},
+    [ARCH_PHI3] =     {"phi3",     ORDER_HALVES, 1, 0, 2, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GLM4] =     {"glm4",     ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
 };
 // clang-format on
 
@@ -143,7 +146,8 @@ static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
 // 0: it computes the model without windows.
 static int gguf_full_every_(ModelConfig cfg) {
     const GgufArch_* arch = &gguf_archs_[cfg.arch];
-    const int has_windows = arch->windows_from_layers ? cfg.L == arch->windows_from_layers : cfg.window > 0;
+    const int from = arch->windows_from_layers,
+              has_windows = from > 0 ? cfg.L == from : from < 0 || cfg.window > 0;
     return has_windows ? arch->full_every : 0;
 }
 
@@ -167,8 +171,9 @@ static int gguf_has_window_rope_(ModelConfig cfg) {
     const int has_own = cfg.window_rope_base > 0;
     const RopeScaling scaling = has_own ? cfg.window_scaling : cfg.scaling;
     const float base = has_own ? cfg.window_rope_base : model_rope_base(cfg);
-    return cfg.window == 0 || kind == GGUF_ROPE_OWN_ || (kind == GGUF_ROPE_SAME_ && !has_own) ||
-           (kind == GGUF_ROPE_UNSCALED_ && scaling.kind == ROPE_PLAIN && base == model_rope_base(cfg));
+    const int is_unscaled =
+        scaling.kind == ROPE_PLAIN && (kind == GGUF_ROPE_OWN_ || base == model_rope_base(cfg));
+    return cfg.window == 0 || (kind == GGUF_ROPE_SAME_ ? !has_own : is_unscaled);
 }
 
 // Returns 1 if llama.cpp has such rotary positions.
@@ -176,7 +181,7 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
     const GgufArch_* arch = &gguf_archs_[cfg.arch];
     const RopeScaling scaling = cfg.scaling;
     const int wanted = scaling.kind == ROPE_LLAMA3 ? 1 : scaling.kind == ROPE_LONG ? 2 : 0;
-    if (arch->rope_factors < wanted) {
+    if ((arch->rope_factors & wanted) != wanted) {
         return error_set(error, "--export-gguf",
                          "llama.cpp's %s has no factors of rotary positions; --out DIR works", arch->name);
     }
@@ -186,11 +191,13 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
                          "--out DIR works");
     }
     if (!gguf_has_window_rope_(cfg)) {
-        return error_set(error, "--export-gguf",
-                         "in llama.cpp all layers of %s have the same rotary %s; --out DIR works", arch->name,
-                         arch->window_rope == GGUF_ROPE_SAME_
-                             ? "positions"
-                             : "base, and those with a window do not scale it");
+        return error_set(error, "--export-gguf", "in llama.cpp %s of %s %s; --out DIR works",
+                         arch->window_rope == GGUF_ROPE_OWN_ ? "layers" : "all layers", arch->name,
+                         arch->window_rope == GGUF_ROPE_SAME_ ? "have the same rotary positions"
+                         : arch->window_rope == GGUF_ROPE_OWN_
+                             ? "with a window do not scale their positions"
+                             : "have the same rotary base, and those with a "
+                               "window do not scale it");
     }
     const int every = arch->windows_from_layers && gguf_full_every_(cfg) == 0 ? 0 : arch->unrotated_every;
     for (int l = 0; l < cfg.L; l++) {
@@ -201,6 +208,13 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
         }
     }
     return 1;
+}
+
+// Returns the factor by which llama.cpp multiplies scores of a model; for its largest Gemma 3, of 62
+// layers, another one.
+static float gguf_score_scale_(ModelConfig cfg) {
+    const int is_large = cfg.arch == ARCH_GEMMA3 && cfg.L == 62;
+    return 1 / sqrtf((float)(is_large ? cfg.C / cfg.NH : model_head_size(cfg)));
 }
 
 int gguf_check(ModelConfig cfg, char* error) {
@@ -217,13 +231,13 @@ int gguf_check(ModelConfig cfg, char* error) {
             word, cfg.NH, model_head_size(cfg), cfg.C);
     }
     const int has_scale = FAMILY_GRANITE >> cfg.arch & 1;
-    if ((cfg.attention_scale > 0 && !has_scale) || cfg.attention_softcap > 0) {
-        return error_set(
-            error, "--export-gguf",
-            "llama.cpp's %s divides scores by sqrt(%d), without a cap, not by %g with a cap of %g", word,
-            model_head_size(cfg),
-            cfg.attention_scale > 0 ? 1 / (double)cfg.attention_scale : sqrt(model_head_size(cfg)),
-            (double)cfg.attention_softcap);
+    const float own = gguf_score_scale_(cfg), scale = cfg.attention_scale > 0
+                                                          ? cfg.attention_scale
+                                                          : 1 / sqrtf((float)model_head_size(cfg));
+    if ((scale != own && !has_scale) || cfg.attention_softcap > 0) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s divides scores by %g, without a cap, not by %g with a cap of %g",
+                         word, 1 / (double)own, 1 / (double)scale, (double)cfg.attention_softcap);
     }
     if (arch->own_head && !cfg.has_head) {
         return error_set(error, "--export-gguf",
@@ -233,6 +247,7 @@ int gguf_check(ModelConfig cfg, char* error) {
     }
     return gguf_check_windows_(cfg, error) && gguf_check_rope_(cfg, error);
 }
+
 enum {
     GGUF_U32_ = 4,
     GGUF_I32_ = 5,
@@ -437,10 +452,12 @@ static int gguf_context_(ModelConfig cfg) {
 
 // Writes the window, and the layers that have it.
 static void gguf_put_windows_(GgufWriter* w, ModelConfig cfg) {
+    if (gguf_full_every_(cfg) > 0 || FAMILY_PHI3 >> cfg.arch & 1) { // Phi's is not used
+        gguf_own_u32_(w, "attention.sliding_window", cfg.window);
+    }
     if (gguf_full_every_(cfg) == 0) {
         return;
     }
-    gguf_own_u32_(w, "attention.sliding_window", cfg.window);
     gguf_key_(w, gguf_own_key_(w, "attention.sliding_window_pattern").text, GGUF_ARRAY_);
     gguf_put_u32_(w, GGUF_BOOL_);
     gguf_put_u64_(w, (uint64_t)cfg.L);
@@ -479,8 +496,9 @@ static void gguf_put_heads_(GgufWriter* w, ModelConfig cfg) {
     gguf_own_u32_(w, "attention.value_length", model_head_size(cfg));
     gguf_own_u32_(w, "rope.dimension_count", model_rope_dims(cfg));
     gguf_own_float_(w, "rope.freq_base", model_rope_base(cfg));
-    if (cfg.window_rope_base > 0) {
-        gguf_own_float_(w, "rope.freq_base_swa", cfg.window_rope_base);
+    if (gguf_archs_[cfg.arch].window_rope == GGUF_ROPE_OWN_) {
+        gguf_own_float_(w, "rope.freq_base_swa",
+                        cfg.window_rope_base > 0 ? cfg.window_rope_base : model_rope_base(cfg));
     }
     gguf_put_scaling_(w, cfg.scaling);
     gguf_put_windows_(w, cfg);
@@ -701,9 +719,8 @@ static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char*
     gguf_check_(w, name, x, lines.count * lines.width, type);
     unsigned char* buffer = (unsigned char*)check_alloc(lines.width, sizeof(float), w->file.path);
     for (size_t i = 0; i < lines.count; i++) {
-        const size_t line =
-            tensor->form == FILE_HEADS ? file_head_line(gguf_archs_[w->cfg.arch].order, w->cfg, i) : i;
-        const float* from = x + line * lines.width;
+        const float* from =
+            x + file_tensor_line(tensor, gguf_archs_[w->cfg.arch].order, w->cfg, i) * lines.width;
         if (type != GGUF_TYPE_F32_) {
             gguf_convert_(buffer, from, lines.width, type);
         }
@@ -713,11 +730,26 @@ static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char*
     free(buffer);
 }
 
+// Writes weights of a norm with what the model adds to each: llama.cpp multiplies by them.
+static void gguf_put_norm_(GgufWriter* w, const FileTensor* tensor, const char* name, const TensorRow* row,
+                           const float* parameter) {
+    float* sums = (float*)check_alloc(row->cols, sizeof(float), w->file.path);
+    for (size_t i = 0; i < row->cols; i++) {
+        sums[i] = parameter[i] + model_norm_offset(w->cfg);
+    }
+    gguf_put_lines_(w, tensor, name, file_tensor_lines(tensor, row, w->cfg, 0), GGUF_TYPE_F32_, sums);
+    free(sums);
+}
+
 // Writes a tensor, and zeros up to the next.
 static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, const TensorRow* row, int l,
                              const float* parameter) {
     const FileTensorName name = file_tensor_name(tensor->gguf_name, l, 0);
-    for (int e = 0; e < row->experts; e++) {
+    const int is_norm = row->init == INIT_ONE;
+    if (is_norm) {
+        gguf_put_norm_(w, tensor, name.text, row, parameter);
+    }
+    for (int e = 0; e < row->experts && !is_norm; e++) {
         gguf_put_lines_(w, tensor, name.text, file_tensor_lines(tensor, row, w->cfg, e),
                         gguf_type_(row, w->dtype), parameter);
     }

@@ -3,6 +3,9 @@ hf_config.h -- config.json, which describes a model in a Hugging Face directory:
 (model_type), its sizes, its kinds and its rotary positions (hf_rope.h). A missing key has the value
 that the family's class in transformers gives it.
 
+A model that also sees pictures has the language model's values as its text_config: only they are
+read.
+
 A config.json may ask for more than we compute (other activations, scales by layer, other rotary
 positions): it is refused by the key's name. Dropout, which belongs to training, is ignored with a
 note on stderr.
@@ -72,8 +75,9 @@ typedef struct {
     uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types
     const char* experts_key;          // key that gave the number of experts
     int shared_experts;
-    double dropout;    // largest one
-    const char** keys; // all keys read so far, in the text
+    double dropout;              // largest one
+    size_t text_begin, text_end; // of a text_config; 0: it has none, or is not needed
+    const char** keys;           // all keys read so far, in the text
     size_t num_keys;
 } HfConfig_;
 
@@ -142,7 +146,7 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
     {FAMILY_ROPE, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
     {FAMILY_ROPE, "hidden_act", HF_ACTIVATION_, 0},
-    {FAMILY_GEMMA2, "hidden_activation", HF_ACTIVATION_, 0},
+    {FAMILY_GEMMA, "hidden_activation", HF_ACTIVATION_, 0},
     {FAMILY_ROPE, "rope_theta", HF_POSITIVE_, HF_MEMBER_(base)},
     {FAMILY_ROPE, "rope_parameters", HF_ROPE_, HF_MEMBER_(rope)},
     {FAMILY_ROPE, "rope_scaling", HF_ROPE_, HF_MEMBER_(old_rope)},
@@ -152,16 +156,18 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "no_rope_layer_interval", HF_SIZE_, HF_MEMBER_(unrotated_every)},
     {FAMILY_ROPE, "partial_rotary_factor", HF_TURNED_, HF_MEMBER_(turned)},
     {FAMILY_ROPE, "attention_dropout", HF_DROPOUT_, 0},
+    {FAMILY_PHI3, "resid_pdrop", HF_DROPOUT_, 0},
+    {FAMILY_PHI3, "embd_pdrop", HF_DROPOUT_, 0},
     {FAMILY_GRANITE4, "position_embedding_type", HF_POSITIONS_, 0},
     {FAMILY_GRANITE4, "layer_types", HF_MUST_BE_TYPES_, 0},
     {FAMILY_ROPE & ~FAMILY_GRANITE4, "layer_types", HF_LAYER_TYPES_, 0},
-    {FAMILY_EXAONE4, "sliding_window_pattern", HF_PATTERN_, HF_MEMBER_(full_every)},
+    {FAMILY_EXAONE4 | FAMILY_GEMMA3, "sliding_window_pattern", HF_PATTERN_, HF_MEMBER_(full_every)},
     {FAMILY_WINDOWS, "sliding_window", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.window)},
     {FAMILY_SWITCHED, "use_sliding_window", HF_BOOL_, HF_MEMBER_(has_windows)},
     {FAMILY_SWITCHED, "max_window_layers", HF_SIZE_, HF_MEMBER_(full_layers)},
     {FAMILY_CAPPED, "final_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.softcap)},
     {FAMILY_GEMMA2, "attn_logit_softcapping", HF_POSITIVE_OR_NULL_, HF_MEMBER_(cfg.attention_softcap)},
-    {FAMILY_GEMMA2, "query_pre_attn_scalar", HF_POSITIVE_, HF_MEMBER_(query_scalar)},
+    {FAMILY_GEMMA, "query_pre_attn_scalar", HF_POSITIVE_, HF_MEMBER_(query_scalar)},
     {FAMILY_GRANITE, "attention_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.attention_scale)},
     {FAMILY_GRANITE, "embedding_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.embedding_factor)},
     {FAMILY_GRANITE, "residual_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.residual_factor)},
@@ -189,13 +195,15 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_EXPERTS, "clip_qkv", HF_NONE_, 0},
     {FAMILY_EXPERTS, "router_jitter_noise", HF_NONE_, 0},
     {FAMILY_OLMOE | FAMILY_GLM, "sliding_window", HF_NONE_, 0},
+    {FAMILY_GEMMA3, "use_bidirectional_attention", HF_UNUSED_, 0},
+    {FAMILY_GLM4, "attention_bias", HF_TRUE_, 0},
 
     // keys of models that differ from the family they claim to be
     {FAMILY_ROPE & ~FAMILY_CAPPED, "final_logit_softcapping", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_BIASES, "attention_bias", HF_FALSE_, 0},
     {FAMILY_ROPE, "mlp_bias", HF_FALSE_, 0},
     {FAMILY_ROPE & ~FAMILY_GEMMA2, "attn_logit_softcapping", HF_UNUSED_, 0},
-    {FAMILY_ROPE & ~FAMILY_GEMMA2, "query_pre_attn_scalar", HF_UNUSED_, 0},
+    {FAMILY_ROPE & ~FAMILY_GEMMA, "query_pre_attn_scalar", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_GRANITE, "attention_multiplier", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_GRANITE, "embedding_multiplier", HF_UNUSED_, 0},
     {FAMILY_ROPE & ~FAMILY_GRANITE, "residual_multiplier", HF_UNUSED_, 0},
@@ -654,15 +662,16 @@ static const HfKey_* hf_key_(const char* name, Arch arch) {
     return NULL;
 }
 
-// Finds the family of a model_type.
-static int hf_family_(JsonReader* text, Arch* arch) {
-    char known[256] = "";
+// Finds the family of a model_type, and whether it is the text_config that has its values.
+static int hf_family_(JsonReader* text, Arch* arch, int* is_wrapped) {
+    char known[512] = "";
     const char* type;
     if (!json_name(text, &type)) {
         return 0;
     }
     for (int i = 0; i < ARCH_COUNT; i++) {
-        if (strcmp(type, hf_families[i].type) == 0) {
+        *is_wrapped = hf_defaults[i].wrapper && strcmp(type, hf_defaults[i].wrapper) == 0;
+        if (*is_wrapped || strcmp(type, hf_families[i].type) == 0) {
             *arch = (Arch)i;
             return 1;
         }
@@ -683,16 +692,24 @@ static int hf_config_check_keys_(JsonReader* text, HfConfig_* config) {
     return 1;
 }
 
-// Sets the architecture from model_type: it must be known before the values are read.
+// Sets the architecture from model_type, which must be known before the values are read, and where
+// they are.
 static int hf_config_find_family_(JsonReader* text, HfConfig_* config) {
     const char* name;
-    int has_family = 0;
+    int has_family = 0, is_wrapped = 0;
     JsonWalk walk = json_walk(text, '{');
     while (json_step(&walk, &name)) {
-        const int is_type = strcmp(name, "model_type") == 0;
-        walk.ok = is_type ? hf_family_(text, &config->cfg.arch) : json_skip(text);
+        const int is_type = strcmp(name, "model_type") == 0, is_text = strcmp(name, "text_config") == 0;
+        json_peek(text);
+        config->text_begin = is_text ? text->at : config->text_begin;
+        walk.ok = is_type ? hf_family_(text, &config->cfg.arch, &is_wrapped) : json_skip(text);
+        config->text_end = is_text ? text->at : config->text_end;
         has_family |= is_type;
     }
+    if (is_wrapped && !config->text_end) {
+        return error_set(text->error, text->path, "no text_config");
+    }
+    config->text_end = is_wrapped ? config->text_end : 0;
     return walk.ok && (has_family || error_set(text->error, text->path, "no model_type"));
 }
 
@@ -712,6 +729,9 @@ static int hf_config_read_values_(JsonReader* text, HfConfig_* config) {
 // Sets the values of keys that may be missing.
 static void hf_config_default_(HfConfig_* config) {
     const HfFamily* family = config->family;
+    const HfDefaults* defaults = &hf_defaults[config->cfg.arch];
+    config->cfg.V = defaults->V, config->cfg.NH = defaults->NH, config->cfg.max_T = defaults->max_T;
+    config->original_context = defaults->original_context;
     config->cfg.norm_eps = family->norm_eps;
     config->cfg.KV = family->KV;
     config->cfg.HS = family->HS;
@@ -797,6 +817,14 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     const int is_known = hf_config_find_family_(&first, config);
     free(copy);
     config->family = &hf_families[cfg->arch];
+    if (config->text_end) {
+        *text = (JsonReader){text->path,
+                             text->error,
+                             text->text + config->text_begin,
+                             config->text_end - config->text_begin,
+                             0,
+                             config->text_begin};
+    }
     return is_known && hf_config_parse_as_(text, config);
 }
 
@@ -814,9 +842,10 @@ static HfConfig_ hf_config_load_(const char* directory) {
     HfConfig_ config;
     memset(&config, 0, sizeof(config));
     JsonReader text = hf_config_open_(directory, path, error);
+    unsigned char* whole = text.text;
     CHECK(hf_config_parse_(&text, &config), "%s", error);
     free(config.keys);
-    free(text.text);
+    free(whole);
     return config;
 }
 

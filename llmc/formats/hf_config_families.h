@@ -39,21 +39,31 @@ typedef struct {
 
 extern const HfFamily hf_families[ARCH_COUNT];
 
+// Values of keys that published files of a family leave out; 0: they have them.
+typedef struct {
+    const char* wrapper; // type of a model that has this one as its text_config
+    int V, NH, max_T;
+    int original_context; // original_max_position_embeddings
+} HfDefaults;
+
+extern const HfDefaults hf_defaults[ARCH_COUNT];
+
 enum {
     FAMILY_EXAONE4 = 1 << ARCH_EXAONE4,
     FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE | 1 << ARCH_SMOLLM3,
-    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_GEMMA2 | FAMILY_SWITCHED |
+    FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_GEMMA | FAMILY_PHI3 | FAMILY_SWITCHED |
                      1 << ARCH_OLMO3 | FAMILY_EXAONE4,
-    FAMILY_WHOLE_HEADS = 1 << ARCH_LLAMA | 1 << ARCH_ARCEE | FAMILY_GEMMA2, // divide channels
-    FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                     // logits
+    FAMILY_WHOLE_HEADS = 1 << ARCH_LLAMA | 1 << ARCH_ARCEE | FAMILY_GEMMA, // divide channels
+    FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                    // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
+    FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3, // heads x head size are the channels
     FAMILY_MOE_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM,
     FAMILY_OWN_HIDDEN = FAMILY_MOE_HIDDEN | FAMILY_GRANITE4, // intermediate_size is another one
-    FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM,
-    FAMILY_PADDED = 1 << ARCH_SMOLLM3, // a missing pad_token_id is a large id
+    FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM | FAMILY_GLM4,
+    FAMILY_PADDED = 1 << ARCH_SMOLLM3 | FAMILY_FUSED, // a missing pad_token_id is a large id
     // with keys of the scale and the cap of attention's scores
-    FAMILY_ATTENTION_SCALE = FAMILY_GEMMA2 | FAMILY_GRANITE,
+    FAMILY_ATTENTION_SCALE = FAMILY_GEMMA | FAMILY_GRANITE,
     FAMILY_ATTENTION_CAP = FAMILY_GEMMA2,
     FAMILY_ALL = (1 << ARCH_COUNT) - 1
 };
@@ -91,6 +101,16 @@ const HfFamily hf_families[ARCH_COUNT] = {
     [ARCH_EXAONE4] =  {"exaone4",   "Exaone4ForCausalLM",  {"silu", "swish"}, 1e-5f, 32, 0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 1, 4, 0, 0, 0},
     [ARCH_GRANITE4] = {"granitemoehybrid", "GraniteMoeHybridForCausalLM", {"silu", "swish"}, 1e-6f, 0, 0, 0, 0, 0, 0, 0, 0, "shared_intermediate_size", NULL,
         "  \"num_local_experts\": 0,\n  \"num_experts_per_tok\": 0,\n  \"mamba_n_heads\": 1,\n", ORDER_HALVES, 0, 0, 0, 0, 0, 1, 0, 0},
+    [ARCH_GEMMA3] =   {"gemma3_text", "Gemma3ForCausalLM", {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 0, 1, 1e6, 0, 0, "intermediate_size", NULL,
+        "  \"hidden_activation\": \"gelu_pytorch_tanh\",\n", ORDER_HALVES, 0, 1e4f, 0, 0, 6, 0, 256, 0},
+    [ARCH_PHI3] =     {"phi3",      "Phi3ForCausalLM",     {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 1, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_GLM4] =     {"glm4",      "Glm4ForCausalLM",     {"silu", "swish"}, 1.5625e-7f, 2, 128, 0, 0, 0, 0,  0,   0, "intermediate_size", NULL,
+        "  \"attention_bias\": true,\n", ORDER_PAIRS, 0.5f, 0, 0, 0, 0, 0, 0, 0},
+};
+
+const HfDefaults hf_defaults[ARCH_COUNT] = {
+    [ARCH_GEMMA3] = {.wrapper = "gemma3", .V = 262208, .NH = 8, .max_T = 131072},
+    [ARCH_PHI3] = {.original_context = 4096},
 };
 // clang-format on
 

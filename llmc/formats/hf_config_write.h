@@ -54,6 +54,10 @@ static int hf_check_rope_(ModelConfig cfg, const HfFamily* family, char* error) 
                              model_layer_bit(cfg.unrotated, l) ? "has rotary positions" : "has none");
         }
     }
+    if (FAMILY_PHI3 >> cfg.arch & 1 && cfg.scaling.kind != ROPE_PLAIN && cfg.scaling.kind != ROPE_LONG) {
+        return error_set(error, "--arch",
+                         "in transformers rotary positions of %s are scaled by longrope only", family->type);
+    }
     if (cfg.window_rope_base > 0 && family->window_base == 0) {
         return error_set(error, "--arch", "in transformers all layers of %s have the same rotary positions",
                          family->type);
@@ -97,10 +101,10 @@ int hf_config_check(ModelConfig cfg, char* error) {
             "qwen3 have any",
             cfg.C, word, cfg.NH);
     }
-    if (cfg.arch == ARCH_OLMOE && model_heads(cfg) != cfg.C) {
+    if (FAMILY_FULL_HEADS >> cfg.arch & 1 && model_heads(cfg) != cfg.C) {
         return error_set(error, "--arch",
-                         "transformers wants heads of channels / heads in olmoe, not %d x %d of %d channels",
-                         cfg.NH, HS, cfg.C);
+                         "transformers wants heads of channels / heads in %s, not %d x %d of %d channels",
+                         word, cfg.NH, HS, cfg.C);
     }
     if (cfg.arch == ARCH_GLM4MOE && (cfg.E < 2 || cfg.Fs == 0 || cfg.Fs % model_hidden(cfg))) {
         return error_set(
@@ -225,6 +229,9 @@ static void hf_write_rope_(FILE* file, ModelConfig cfg, const HfFamily* family) 
     windows.scaling = by_window ? cfg.window_scaling : cfg.window > 0 ? all.scaling : cfg.window_scaling;
     if (is_partial) {
         fprintf(file, "  \"partial_rotary_factor\": %s,\n", hf_part_(all.dims, all.HS).text);
+    }
+    if (hf_defaults[cfg.arch].original_context > 0 && cfg.scaling.original_context > 0) {
+        fprintf(file, "  \"original_max_position_embeddings\": %d,\n", cfg.scaling.original_context);
     }
     fprintf(file, "  \"rope_theta\": %s,\n  \"rope_scaling\": ", hf_number_(all.base).text);
     if (cfg.scaling.kind == ROPE_PLAIN) {

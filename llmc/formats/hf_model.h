@@ -237,9 +237,9 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, Model
     } else if (t->tensor->form == FILE_PLAIN) {
         safetensors_write_raw(writer, first, lines.count * line_bytes);
     }
-    for (size_t i = 0; i < lines.count && t->tensor->form == FILE_HEADS; i++) {
-        safetensors_write_raw(
-            writer, first + file_head_line(hf_families[cfg.arch].order, cfg, i) * line_bytes, line_bytes);
+    for (size_t i = 0; i < lines.count && t->tensor->form >= FILE_HEADS; i++) {
+        const size_t line = file_tensor_line(t->tensor, hf_families[cfg.arch].order, cfg, i);
+        safetensors_write_raw(writer, first + line * line_bytes, line_bytes);
     }
 }
 
@@ -397,10 +397,12 @@ static HfRange_ hf_common_(HfRange_ a, HfRange_ b) {
 
 // Sets elements of a layer from lines in the order of a file, one by one; whole lines that have any
 // of them.
-static void hf_read_heads_(const SafeTensorsView* view, FileLines lines, ModelConfig cfg, float* layer,
+static void hf_read_heads_(const SafeTensorsView* view, const HfTensor_* t, ModelConfig cfg, float* layer,
                            HfRange_ range) {
+    const FileLines lines = hf_lines_(t, cfg);
     for (size_t i = 0; i < lines.count; i++) {
-        const size_t at = (lines.first + file_head_line(hf_families[cfg.arch].order, cfg, i)) * lines.width;
+        const size_t line = file_tensor_line(t->tensor, hf_families[cfg.arch].order, cfg, i),
+                     at = (lines.first + line) * lines.width;
         if (at < range.end && range.first < at + lines.width) {
             hf_read_part_(view, i * lines.width, lines.width, layer + at);
         }
@@ -427,7 +429,8 @@ static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, Mode
                         chunk);
         break;
     case FILE_HEADS:
-        hf_read_heads_(view, lines, cfg, layer, range);
+    case FILE_QKV:
+        hf_read_heads_(view, t, cfg, layer, range);
     }
 }
 
@@ -442,7 +445,7 @@ static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsVie
 }
 
 // Kinds of tensors that the table does not have.
-typedef enum { HF_UNEXPECTED_, HF_KNOWN_, HF_HEAD_, HF_PREDICTION_ } HfOther_;
+typedef enum { HF_UNEXPECTED_, HF_KNOWN_, HF_HEAD_, HF_PREDICTION_, HF_VISION_ } HfOther_;
 
 // True for the causal mask and its value, which old versions of transformers saved with the
 // weights: h.0.attn.bias.
@@ -461,6 +464,13 @@ static int hf_is_frequencies_(const char* name) {
     return length >= end && strcmp(name + length - end, ending) == 0;
 }
 
+// True for a tensor of the parts that turn pictures into embeddings.
+static int hf_is_vision_(const char* name) {
+    const char* bare = file_tensor_bare_name(name);
+    return strncmp(bare, "vision_tower.", strlen("vision_tower.")) == 0 ||
+           strncmp(bare, "multi_modal_projector.", strlen("multi_modal_projector.")) == 0;
+}
+
 static HfOther_ hf_other_(const char* name) {
     static const char* const heads[] = {"score.", "multiple_choice_head.", "qa_outputs.", "classifier.",
                                         "v_head."};
@@ -473,7 +483,7 @@ static HfOther_ hf_other_(const char* name) {
             return HF_HEAD_;
         }
     }
-    return HF_UNEXPECTED_;
+    return hf_is_vision_(name) ? HF_VISION_ : HF_UNEXPECTED_;
 }
 
 // True for a tensor of a layer after the model's that predicts a further token.
@@ -512,7 +522,10 @@ static int hf_by_address_(const void* a, const void* b) {
 // Refuses unexpected tensors, and notes ignored ones; `used` are those that were read. Sorts them.
 static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const SafeTensorsView** used,
                              size_t num_used) {
-    HfNames_ names[] = {[HF_UNEXPECTED_] = {0, ""}, [HF_HEAD_] = {0, ""}, [HF_PREDICTION_] = {0, ""}};
+    static const char* const notes[] = {[HF_HEAD_] = "heads for other tasks",
+                                        [HF_PREDICTION_] = "layers that predict further tokens",
+                                        [HF_VISION_] = "parts that see pictures"};
+    HfNames_ names[HF_VISION_ + 1] = {{0, ""}};
     safetensors_sort(used, num_used, sizeof(*used), hf_by_address_);
     for (size_t f = 0; f < set->num_files; f++) {
         for (size_t t = 0; t < set->files[f].num_tensors; t++) {
@@ -528,26 +541,32 @@ static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const S
     }
     CHECK(!names[HF_UNEXPECTED_].count, "%s: unexpected tensors: %s (%d; config.json says %d layers)",
           set->path, names[HF_UNEXPECTED_].text, names[HF_UNEXPECTED_].count, cfg.L);
-    if (names[HF_HEAD_].count) {
-        printable_line(stderr, "note: %s: ignored heads for other tasks: %s", set->path,
-                       names[HF_HEAD_].text);
-    }
-    if (names[HF_PREDICTION_].count) {
-        printable_line(stderr, "note: %s: ignored layers that predict further tokens: %s", set->path,
-                       names[HF_PREDICTION_].text);
+    for (int i = HF_HEAD_; i <= HF_VISION_; i++) {
+        if (names[i].count) {
+            printable_line(stderr, "note: %s: ignored %s: %s", set->path, notes[i], names[i].text);
+        }
     }
 }
 
-// Returns the name that the files have for a tensor: with or without the model's prefix. If only
-// the classifier was saved, it stands for the token embedding: they are tied.
-static const char* hf_name_in_files_(const HfModel* model, const char* name, const TensorRow* row) {
-    const SafeTensorsSet* set = &model->set;
-    const int is_tied = row->init == INIT_VOCAB && !model->cfg.has_head;
+// Returns the name that the files have for a tensor: with or without the model's prefix, perhaps
+// inside a model that also sees pictures. If only the classifier was saved, it stands for the token
+// embedding: they are tied.
+static FileTensorName hf_name_in_files_(const HfModel* model, const char* name, const TensorRow* row) {
     const char* bare = file_tensor_bare_name(name);
-    return safetensors_set_find(set, name)                        ? name
-           : safetensors_set_find(set, bare)                      ? bare
-           : is_tied && safetensors_set_find(set, HF_CLASSIFIER_) ? HF_CLASSIFIER_
-                                                                  : name;
+    const int is_tied = row->init == INIT_VOCAB && !model->cfg.has_head;
+    const char* const names[][2] = {{"", name},
+                                    {"", bare},
+                                    {"language_model.", name},
+                                    {"model.language_model.", bare},
+                                    {"", is_tied ? HF_CLASSIFIER_ : name},
+                                    {"", name}};
+    enum { LAST = sizeof(names) / sizeof(names[0]) - 1 };
+    FileTensorName found;
+    int i = 0;
+    do {
+        snprintf(found.text, sizeof(found.text), "%s%s", names[i][0], names[i][1]);
+    } while (i++ < LAST && !safetensors_set_find(&model->set, found.text));
+    return found;
 }
 
 // Returns the tensor that has all experts of a layer, as transformers 5 has them in memory; NULL:
@@ -556,12 +575,12 @@ static const SafeTensorsView* hf_find_fused_(const HfModel* model, const HfTenso
     const char* pattern = t->tensor->rows == ROWS_ALL ? "model.layers.%d.mlp.experts.down_proj"
                                                       : "model.layers.%d.mlp.experts.gate_up_proj";
     const FileTensorName fused = file_tensor_name(pattern, t->l, 0);
-    const char* name = hf_name_in_files_(model, fused.text, t->row);
-    if (!file_tensor_is_of_expert(t->tensor) || !safetensors_set_find(&model->set, name)) {
+    const FileTensorName name = hf_name_in_files_(model, fused.text, t->row);
+    if (!file_tensor_is_of_expert(t->tensor) || !safetensors_set_find(&model->set, name.text)) {
         return NULL;
     }
     const size_t experts = (size_t)t->row->experts, shape[] = {experts, t->row->rows / experts, t->row->cols};
-    return safetensors_set_require(&model->set, name, 3, shape);
+    return safetensors_set_require(&model->set, name.text, 3, shape);
 }
 
 // Returns the name of a tensor in transformers 5, where experts are part of the MLP.
@@ -581,12 +600,13 @@ static const SafeTensorsView* hf_find_whole_(const HfModel* model, const HfTenso
     const SafeTensorsView* fused = hf_find_fused_(model, t);
     const HfShape_ shape = hf_shape_(t, model->cfg);
     const FileTensorName name = hf_name_(t), newer = hf_newer_name_(name);
-    const char *first = hf_name_in_files_(model, name.text, t->row),
-               *second = hf_name_in_files_(model, newer.text, t->row);
+    const FileTensorName first = hf_name_in_files_(model, name.text, t->row),
+                         second = hf_name_in_files_(model, newer.text, t->row);
     const int is_newer =
-        !safetensors_set_find(&model->set, first) && safetensors_set_find(&model->set, second);
+        !safetensors_set_find(&model->set, first.text) && safetensors_set_find(&model->set, second.text);
     return fused ? fused
-                 : safetensors_set_require(&model->set, is_newer ? second : first, shape.ndim, shape.sizes);
+                 : safetensors_set_require(&model->set, is_newer ? second.text : first.text, shape.ndim,
+                                           shape.sizes);
 }
 
 // Returns t in the files: a tensor, or its part of one with all experts, which lie there as in

@@ -21,7 +21,8 @@ typedef enum { ROWS_ALL, ROWS_Q, ROWS_K, ROWS_V, ROWS_GATE, ROWS_UP } FileRows;
 typedef enum {
     FILE_PLAIN,  // as in memory: (rows, cols), or (cols) for a vector
     FILE_CONV1D, // (cols, rows) at Hugging Face, where GPT-2's code computes x W, ours x W^T
-    FILE_HEADS   // the rows of each head, or the elements of a vector, are in the file's HeadOrder
+    FILE_HEADS,  // the rows of each head, or the elements of a vector, are in the file's HeadOrder
+    FILE_QKV     // so are those of queries and keys; values follow as in memory
 } FileForm;
 
 // Orders of the channels of a head that rotary positions turn in pairs.
@@ -41,14 +42,20 @@ enum {
     FAMILY_GRANITE4 = 1 << ARCH_GRANITE4, // GraniteMoeHybrid, dense: the shared expert
     FAMILY_GRANITE = 1 << ARCH_GRANITE | FAMILY_GRANITE4,
     FAMILY_GEMMA2 = 1 << ARCH_GEMMA2,
+    FAMILY_GEMMA3 = 1 << ARCH_GEMMA3,
+    FAMILY_GEMMA = FAMILY_GEMMA2 | FAMILY_GEMMA3,
+    FAMILY_PHI3 = 1 << ARCH_PHI3,
+    FAMILY_GLM4 = 1 << ARCH_GLM4,
+    FAMILY_FUSED = FAMILY_PHI3 | FAMILY_GLM4, // gate and up are one matrix
     // norms after branches
-    FAMILY_POST_NORM = 1 << ARCH_OLMO2 | 1 << ARCH_OLMO3 | 1 << ARCH_EXAONE4 | FAMILY_GEMMA2,
+    FAMILY_POST_NORM = 1 << ARCH_OLMO2 | 1 << ARCH_OLMO3 | 1 << ARCH_EXAONE4 | FAMILY_GEMMA,
     FAMILY_GATED = 1 << ARCH_LLAMA | 1 << ARCH_MISTRAL | 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 |
                    FAMILY_POST_NORM | 1 << ARCH_GRANITE | 1 << ARCH_SMOLLM3,
-    FAMILY_LLAMAS = FAMILY_GATED | FAMILY_ARCEE,
+    FAMILY_LLAMAS = FAMILY_GATED | FAMILY_ARCEE | FAMILY_FUSED,
     FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_GLM,
     FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE,
     FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS | FAMILY_GRANITE4,
+    FAMILY_QKV_APART = FAMILY_ROPE & ~FAMILY_PHI3, // a matrix each
     // names of the norm before the MLP differ
     FAMILY_FFN_NORM = FAMILY_ROPE & ~FAMILY_GLM & ~FAMILY_POST_NORM
 };
@@ -83,9 +90,10 @@ typedef struct {
   X(GPT2,     "transformer.ln_f.bias",                           "output_norm.bias",         lnfb,      ALL,  PLAIN) \
   X(ROPE,     "model.embed_tokens.weight",                       "token_embd.weight",        wte,       ALL,  PLAIN) \
   X(ROPE,     "model.layers.%d.input_layernorm.weight",          "blk.%d.attn_norm.weight",  ln1w,      ALL,  PLAIN) \
-  X(ROPE,     "model.layers.%d.self_attn.q_proj.weight",         "blk.%d.attn_q.weight",     qkvw,      Q,    HEADS) \
-  X(ROPE,     "model.layers.%d.self_attn.k_proj.weight",         "blk.%d.attn_k.weight",     qkvw,      K,    HEADS) \
-  X(ROPE,     "model.layers.%d.self_attn.v_proj.weight",         "blk.%d.attn_v.weight",     qkvw,      V,    PLAIN) \
+  X(QKV_APART, "model.layers.%d.self_attn.q_proj.weight",        "blk.%d.attn_q.weight",     qkvw,      Q,    HEADS) \
+  X(QKV_APART, "model.layers.%d.self_attn.k_proj.weight",        "blk.%d.attn_k.weight",     qkvw,      K,    HEADS) \
+  X(QKV_APART, "model.layers.%d.self_attn.v_proj.weight",        "blk.%d.attn_v.weight",     qkvw,      V,    PLAIN) \
+  X(PHI3,     "model.layers.%d.self_attn.qkv_proj.weight",       "blk.%d.attn_qkv.weight",   qkvw,      ALL,  QKV)   \
   X(ROPE,     "model.layers.%d.self_attn.q_proj.bias",           "blk.%d.attn_q.bias",       qkvb,      Q,    HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.k_proj.bias",           "blk.%d.attn_k.bias",       qkvb,      K,    HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.v_proj.bias",           "blk.%d.attn_v.bias",       qkvb,      V,    PLAIN) \
@@ -97,6 +105,8 @@ typedef struct {
   X(POST_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln1postw, ALL, PLAIN) \
   X(POST_NORM, "model.layers.%d.pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", ln2w,      ALL,  PLAIN) \
   X(POST_NORM, "model.layers.%d.post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", ln2postw, ALL, PLAIN) \
+  X(GLM4,     "model.layers.%d.post_self_attn_layernorm.weight", "blk.%d.post_attention_norm.weight", ln1postw, ALL, PLAIN) \
+  X(GLM4,     "model.layers.%d.post_mlp_layernorm.weight",       "blk.%d.post_ffw_norm.weight", ln2postw, ALL, PLAIN) \
   X(MIXTRAL,  "model.layers.%d.block_sparse_moe.gate.weight",    "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
   X(MOE,      "model.layers.%d.mlp.gate.weight",                 "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
   X(GLM,      "model.layers.%d.mlp.gate.e_score_correction_bias", "blk.%d.exp_probs_b.bias", routerb,   ALL,  PLAIN) \
@@ -105,6 +115,7 @@ typedef struct {
   X(GRANITE4, "model.layers.%d.shared_mlp.input_linear.weight",  NULL,                       fcw,       ALL,  PLAIN) \
   X(GRANITE4, NULL,                                              "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
   X(GRANITE4, NULL,                                              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
+  X(FUSED,    "model.layers.%d.mlp.gate_up_proj.weight",         "blk.%d.ffn_up.weight",     fcw,       ALL,  PLAIN) \
   X(ARCEE,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       ALL,  PLAIN) \
   X(NANOCHAT, "model.layers.%d.mlp.fc1.weight",                  NULL,                       fcw,       ALL,  PLAIN) \
   X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", "blk.%d.ffn_gate_exps.weight", fcw, GATE, PLAIN) \
@@ -199,6 +210,15 @@ static inline size_t file_head_line(HeadOrder order, ModelConfig cfg, size_t lin
     }
     const int is_upper = at >= half, is_second = is_upper != (order == ORDER_SWAPPED);
     return line - at + 2 * (at - (is_upper ? half : 0)) + (size_t)is_second;
+}
+
+// Returns the line in memory for line `line` of a tensor, among the lines that it has.
+static inline size_t file_tensor_line(const FileTensor* tensor, HeadOrder order, ModelConfig cfg,
+                                      size_t line) {
+    const size_t turned = (size_t)model_heads(cfg) + (size_t)model_keys(cfg);
+    return tensor->form == FILE_HEADS || (tensor->form == FILE_QKV && line < turned)
+               ? file_head_line(order, cfg, line)
+               : line;
 }
 
 // Name of a tensor of one layer, or of an expert of it.

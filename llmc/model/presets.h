@@ -24,12 +24,13 @@ typedef struct {
     int window;        // of the layers that have one in its family
     float window_base; // rope_base of these layers; 0: all have the same positions
     float attention_scale, embedding_factor, residual_factor, logits_divisor;
+    int rope_dims;
 } ModelPreset;
 
 static inline const ModelPreset* model_presets(int* count) {
 #define UNSCALED_                                                                                            \
     { ROPE_PLAIN, 0, 0, 0, 0, 0, 0 }
-#define PLAIN_ 0, 0, 0, 0, 0, 0
+#define PLAIN_ 0, 0, 0, 0, 0, 0, 0
 #define GPT_(name, L, C, NH, max_T)                                                                          \
     { name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, UNSCALED_, 0, 0, PLAIN_ }
 #define MODEL_(name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base)                               \
@@ -46,12 +47,17 @@ static inline const ModelPreset* model_presets(int* count) {
 #define OLMO3_(name, L, C, NH, KV, F)                                                                        \
     {                                                                                                        \
         name, ARCH_OLMO3, L, C, NH, KV, 0, F, 65536, 100278, 1, 1e-6f, 5e5f, 0,                              \
-            {ROPE_YARN, 8, 1, 32, 8192, 1.2079441541679836f, 0}, 0, 0, 4096, 5e5f, 0, 0, 0, 0                \
+            {ROPE_YARN, 8, 1, 32, 8192, 1.2079441541679836f, 0}, 0, 0, 4096, 5e5f, 0, 0, 0, 0, 0             \
+    }
+#define GEMMA3_(name, L, C, F)                                                                               \
+    {                                                                                                        \
+        name, ARCH_GEMMA3, L, C, 4, 1, 256, F, 32768, 262144, 0, 1e-6f, 1e6f, 0, UNSCALED_, 0, 0, 512, 1e4f, \
+            0, 0, 0, 0, 0                                                                                    \
     }
 #define GRANITE_(name, arch, L, C, NH, KV, F, V, scale, divisor)                                             \
     {                                                                                                        \
         name, arch, L, C, NH, KV, 0, F, 131072, V, 0, 1e-5f, 1e7f, 0, UNSCALED_, 0, 0, 0, 0, scale, 12,      \
-            0.22f, divisor                                                                                   \
+            0.22f, divisor, 0                                                                                \
     }
     // clang-format off
     static const ModelPreset models[] = {
@@ -91,6 +97,9 @@ static inline const ModelPreset* model_presets(int* count) {
         GRANITE_("granite:8b", ARCH_GRANITE,  40, 4096, 32, 8,  12800,          49159, 0.0078125f, 16),
         GRANITE_("granite4:1b", ARCH_GRANITE4, 40, 2048, 16, 4,  4096,         100352, 0.0078125f, 8),
         GRANITE_("granite4:3b", ARCH_GRANITE4, 40, 2560, 40, 8,  8192,         100352, 0.015625f, 10), // micro
+        GEMMA3_("gemma3:270m", 18, 640, 2048), GEMMA3_("gemma3:1b", 26, 1152, 6912),
+        {"phi3:mini", ARCH_PHI3, 32, 3072, 32, 0, 0, 8192, 4096, 32064, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 2047, 0, 0, 0, 0, 0, 0},
+        {"glm4:9b",   ARCH_GLM4, 40, 4096, 32, 2, 128, 13696, 32768, 151552, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 0, 0, 0, 0, 0, 0, 64},
         //       name               architecture    L     C  NH KV   HS      F    E used  max_T      V  head   eps    base
         EXPERTS_("moe:8x124m",      ARCH_MIXTRAL,  12,  768, 12, 0,   0,  1024,   8, 2,  1024,     0, 0, 1e-5f, 1e4f),
         EXPERTS_("mixtral:8x7b",    ARCH_MIXTRAL,  32, 4096, 32, 8,   0, 14336,   8, 2, 32768, 32000, 1, 1e-5f, 1e6f),
@@ -107,6 +116,7 @@ static inline const ModelPreset* model_presets(int* count) {
 #undef MODEL_
 #undef EXPERTS_
 #undef LLAMA3_
+#undef GEMMA3_
 #undef NANOCHAT_
 #undef OLMO3_
 #undef GRANITE_
@@ -161,6 +171,7 @@ static inline ModelConfig model_preset_config(const ModelPreset* preset, int V) 
     cfg.scaling = preset->scaling;
     cfg.E = preset->E, cfg.E_used = preset->E_used;
     cfg.window = preset->window, cfg.window_rope_base = preset->window_base;
+    cfg.rope_dims = preset->rope_dims;
     cfg.attention_scale = preset->attention_scale, cfg.embedding_factor = preset->embedding_factor;
     cfg.residual_factor = preset->residual_factor, cfg.logits_divisor = preset->logits_divisor;
     return cfg;

@@ -352,11 +352,11 @@ const OptionRow OPTION_TABLE[] = {
     {"model",       "vocab-size",     "",   INT_(model.vocab_size),               1, 10000000, AUTO_ | RUN_, "auto",
         "tokens", "size of the vocabulary"},
     {"model",       "own-head",       "",   SWITCH_(model.own_head),              0,       0, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "off|on", "give the output layer its own matrix instead of the token embedding's; auto: on for nanochat, olmo2 and olmo3, else off"},
+        "off|on", "give the output layer its own matrix instead of the token embedding's; auto: on for nanochat, olmo2, olmo3, phi3 and glm4, else off"},
     {"model",       "rope-base",      "",   FLOAT_(model.rope_base),              0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "base of the angles of rotary positions (rope_theta); auto: 10000"},
     {"model",       "window",         "",   INT_(model.window),                   0, 1048576, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "tokens", "for mistral, qwen2, qwen3, olmo3: how many tokens a token attends to, itself included; 0 or auto: all"},
+        "tokens", "for mistral, qwen2, qwen3, olmo3, gemma3, phi3: how many tokens a token attends to, itself included; 0 or auto: all"},
     {"model",       "window-pattern", "",   STRING_(model.window_pattern),        0,       0, RUN_, "",
         "LETTERS", "for qwen2, qwen3: S for a layer with the window, L for one without; the letters repeat (SSSL), "
         "and the last layer is always L; without a pattern: the layers that have it in the family, or all"},

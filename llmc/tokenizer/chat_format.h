@@ -10,10 +10,12 @@ chat_format.h -- formats of chats: what stands around the contents of messages.
     gemma             bos <start_of_turn> role \n content <end_of_turn> \n; the system's message
                       opens the user's turn, the assistant is called model
     phi3              <|role|> \n content <|end|> \n
+    phi4-mini         <|role|> content <|end|>
     phi4              <|im_start|> role <|im_sep|> content <|im_end|>
     zephyr            <|role|> \n content eos \n
     granite           <|start_of_role|> role <|end_of_role|> content <|end_of_text|> \n
     exaone            [|role|] \n content [|endofturn|] \n
+    glm4              [gMASK]<sop> <|role|> \n content: the mark of the next turn ends an answer
     deepseek          bos system <User> user <Assistant> answer eos, in its own brackets
 
 A model's template is recognized by what it renders (jinja.h): a few chats with odd contents must
@@ -60,10 +62,12 @@ typedef struct {
     X(CHAT_MISTRAL7_TEKKEN, "mistral7-tekken") \
     X(CHAT_GEMMA, "gemma") \
     X(CHAT_PHI3, "phi3") \
+    X(CHAT_PHI4_MINI, "phi4-mini") \
     X(CHAT_PHI4, "phi4") \
     X(CHAT_ZEPHYR, "zephyr") \
     X(CHAT_GRANITE, "granite") \
     X(CHAT_EXAONE, "exaone") \
+    X(CHAT_GLM4, "glm4") \
     X(CHAT_DEEPSEEK, "deepseek")
 // clang-format on
 typedef enum { CHAT_WORDS(WORDS_VALUE) CHAT_WORDS_END } ChatWord;
@@ -102,6 +106,8 @@ typedef struct {
     int has_bos;                    // the chat starts with the start token
     SystemPlace system;
     int trims;
+    const char* start;  // of a chat; NULL: none
+    const char* opener; // mark of a user's turn that ends the answer before it; NULL: none
 } ChatLayout;
 
 // A format as a template has it.
@@ -169,48 +175,54 @@ void chat_print_template(const ChatFormat* format, const char* bos, const char* 
 static const ChatLayout chat_layouts_[CHAT_FORMATS] = {
     [CHAT_CHATML - CHAT_CHATML] = {"ChatML", {"<|im_start|>", "<|im_end|>"},
         {"<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n"},
-        {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING},
+        {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
     [CHAT_LLAMA2 - CHAT_CHATML] = {"Llama 2", {"[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"},
         {CHAT_BOS "[INST] <<SYS>>\n", CHAT_BOS "[INST] ", ""},
-        {"\n<</SYS>>", " [/INST]", " " CHAT_EOS}, " ", "", "\n\n", 0, SYSTEM_OPENS, TRIM_WHOLE_TURN | TRIM_ANSWERS},
+        {"\n<</SYS>>", " [/INST]", " " CHAT_EOS}, " ", "", "\n\n", 0, SYSTEM_OPENS, TRIM_WHOLE_TURN | TRIM_ANSWERS, NULL, NULL},
     [CHAT_LLAMA3 - CHAT_CHATML] = {"Llama 3", {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
         {"<|start_header_id|>system<|end_header_id|>\n\n", "<|start_header_id|>user<|end_header_id|>\n\n",
          "<|start_header_id|>assistant<|end_header_id|>\n\n"},
-        {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"}, "", "", "", 1, SYSTEM_OWN_TURN, TRIM_ALL},
+        {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"}, "", "", "", 1, SYSTEM_OWN_TURN, TRIM_ALL, NULL, NULL},
     [CHAT_MISTRAL3 - CHAT_CHATML] = {"Mistral v3", {"[INST]", "[/INST]"},
-        {"[INST] ", "[INST] ", ""}, {"[/INST]", "[/INST]", CHAT_EOS}, " ", "", "\n\n", 1, SYSTEM_LAST, TRIM_ANSWERS},
+        {"[INST] ", "[INST] ", ""}, {"[/INST]", "[/INST]", CHAT_EOS}, " ", "", "\n\n", 1, SYSTEM_LAST, TRIM_ANSWERS, NULL, NULL},
     [CHAT_MISTRAL3_TEKKEN - CHAT_CHATML] = {"Mistral v3 Tekken", {"[INST]", "[/INST]"},
-        {"[INST]", "[INST]", ""}, {"[/INST]", "[/INST]", CHAT_EOS}, "", "", "\n\n", 1, SYSTEM_LAST, TRIM_NOTHING},
+        {"[INST]", "[INST]", ""}, {"[/INST]", "[/INST]", CHAT_EOS}, "", "", "\n\n", 1, SYSTEM_LAST, TRIM_NOTHING, NULL, NULL},
     [CHAT_MISTRAL7 - CHAT_CHATML] = {"Mistral v7", {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
         {"[SYSTEM_PROMPT] ", "[INST] ", ""}, {"[/SYSTEM_PROMPT]", "[/INST]", CHAT_EOS}, " ", "", "", 1,
-        SYSTEM_OWN_TURN, TRIM_NOTHING},
+        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
     [CHAT_MISTRAL7_TEKKEN - CHAT_CHATML] = {"Mistral v7 Tekken",
         {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
         {"[SYSTEM_PROMPT]", "[INST]", ""}, {"[/SYSTEM_PROMPT]", "[/INST]", CHAT_EOS}, "", "", "", 1,
-        SYSTEM_OWN_TURN, TRIM_NOTHING},
+        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
     [CHAT_GEMMA - CHAT_CHATML] = {"Gemma", {"<start_of_turn>", "<end_of_turn>"},
         {"<start_of_turn>user\n", "<start_of_turn>user\n", "<start_of_turn>model\n"},
-        {"", "<end_of_turn>", "<end_of_turn>"}, "", "\n", "\n\n", 1, SYSTEM_OPENS, TRIM_TURNS},
+        {"", "<end_of_turn>", "<end_of_turn>"}, "", "\n", "\n\n", 1, SYSTEM_OPENS, TRIM_TURNS, NULL, NULL},
     [CHAT_PHI3 - CHAT_CHATML] = {"Phi 3", {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>"},
         {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, {"<|end|>", "<|end|>", "<|end|>"}, "", "\n", "", 0,
-        SYSTEM_OWN_TURN, TRIM_NOTHING},
+        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
+    [CHAT_PHI4_MINI - CHAT_CHATML] = {"Phi 4 mini", {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>"},
+        {"<|system|>", "<|user|>", "<|assistant|>"}, {"<|end|>", "<|end|>", "<|end|>"}, "", "", "", 0,
+        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
     [CHAT_PHI4 - CHAT_CHATML] = {"Phi 4", {"<|im_start|>", "<|im_sep|>", "<|im_end|>"},
         {"<|im_start|>system<|im_sep|>", "<|im_start|>user<|im_sep|>", "<|im_start|>assistant<|im_sep|>"},
-        {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, "", "", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING},
+        {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, "", "", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
     [CHAT_ZEPHYR - CHAT_CHATML] = {"Zephyr", {"<|system|>", "<|user|>", "<|assistant|>"},
         {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, {CHAT_EOS, CHAT_EOS, CHAT_EOS}, "", "\n", "", 0,
-        SYSTEM_OWN_TURN, TRIM_NOTHING},
+        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
     [CHAT_GRANITE - CHAT_CHATML] = {"Granite", {"<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"},
         {"<|start_of_role|>system<|end_of_role|>", "<|start_of_role|>user<|end_of_role|>",
          "<|start_of_role|>assistant<|end_of_role|>"},
-        {"<|end_of_text|>", "<|end_of_text|>", "<|end_of_text|>"}, "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING},
+        {"<|end_of_text|>", "<|end_of_text|>", "<|end_of_text|>"}, "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
     [CHAT_EXAONE - CHAT_CHATML] = {"EXAONE", {"[|system|]", "[|user|]", "[|assistant|]", "[|endofturn|]"},
         {"[|system|]\n", "[|user|]\n", "[|assistant|]\n"}, {"[|endofturn|]", "[|endofturn|]", "[|endofturn|]"},
-        "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING},
+        "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
+    [CHAT_GLM4 - CHAT_CHATML] = {"GLM 4", {"[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"},
+        {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, {"", "", ""}, "", "", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING,
+        .start = "[gMASK]<sop>", .opener = "<|user|>"},
     [CHAT_DEEPSEEK - CHAT_CHATML] = {"DeepSeek",
         {"<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
         {"", "<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>"}, {"", "", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
-        "", "", "", 1, SYSTEM_OWN_TURN, TRIM_NOTHING},
+        "", "", "", 1, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
 };
 // clang-format on
 
@@ -240,7 +252,8 @@ ChatWord chat_format_word(const ChatFormat* format) {
 }
 
 const char* chat_format_end(const ChatFormat* format) {
-    const char* end = format->layout->end[CHAT_ASSISTANT];
+    const ChatLayout* layout = format->layout;
+    const char* end = layout->opener ? layout->opener : layout->end[CHAT_ASSISTANT];
     return end + (end[0] == ' ');
 }
 
@@ -293,6 +306,11 @@ static void chat_walk_late_(const ChatFormat* f, const ChatMessage* m, size_t la
     }
 }
 
+// The header of message i ends an answer.
+static int chat_ends_answer_(const ChatFormat* f, const ChatMessage* m, size_t i) {
+    return f->layout->opener && i > 0 && m[i].role == CHAT_USER && m[i - 1].role == CHAT_ASSISTANT;
+}
+
 static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i, size_t last, ChatSink sink) {
     const ChatLayout* layout = f->layout;
     const ChatRole role = m[i].role;
@@ -300,7 +318,7 @@ static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i,
     if (role == CHAT_USER && layout->system == SYSTEM_OPENS && chat_follows_system_(f, m, i)) {
         chat_walk_opened_(f, &m[i], sink);
     } else {
-        sink.on_layout(sink.context, layout->header[role], 0);
+        sink.on_layout(sink.context, layout->header[role], chat_ends_answer_(f, m, i));
         sink.on_layout(sink.context, is_answer ? layout->lead : "", 1);
         if (i == last && layout->system == SYSTEM_LAST) {
             chat_walk_late_(f, m, last, sink);
@@ -317,6 +335,7 @@ void chat_walk(const ChatFormat* f, const ChatMessage* m, size_t count, ChatEnd 
         last = m[i].role == CHAT_USER ? i : last;
     }
     sink.on_layout(sink.context, f->has_bos ? CHAT_BOS : "", 0);
+    sink.on_layout(sink.context, f->layout->start ? f->layout->start : "", 0);
     if (f->default_system && (count == 0 || m[0].role != CHAT_SYSTEM)) {
         chat_walk_system_(f, f->default_system, strlen(f->default_system),
                           count > 0 && m[0].role == CHAT_USER, sink);
@@ -582,7 +601,13 @@ static void chat_print_user_(const ChatPrinter_* p) {
             fputs("{% else %}", file);
         }
     }
+    if (layout->opener) {
+        fputs("{% if not loop.first and loop.previtem['role'] == 'assistant' %}{% generation %}", file);
+        chat_print_layout_(p, layout->header[CHAT_USER]);
+        fputs("{% endgeneration %}{% else %}", file);
+    }
     chat_print_layout_(p, layout->header[CHAT_USER]);
+    fputs(layout->opener ? "{% endif %}" : "", file);
     if (layout->system == SYSTEM_LAST) {
         fputs("{% if loop.index0 == ns.last %}{{ ns.system }}{% endif %}", file);
     }
@@ -625,6 +650,7 @@ void chat_print_template(const ChatFormat* f, const char* bos, const char* eos, 
         chat_print_late_(&p);
     }
     chat_print_layout_(&p, f->has_bos ? CHAT_BOS : "");
+    chat_print_layout_(&p, f->layout->start ? f->layout->start : "");
     fputs("{% for m in messages %}{% if m['role'] == 'system' %}", file);
     fputs(is_late ? "{% if loop.index0 > ns.last %}" : "", file);
     chat_print_system_(&p);

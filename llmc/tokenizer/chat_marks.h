@@ -14,7 +14,7 @@ content; it is learned if any of its bytes is.
 A prompt and its completion have no marks: their tokens follow each other.
 
 The assistant's messages are learned, with the marks that end them, and completions, with the
-end-of-text after them. A token has TOKEN_NO_TARGET unless the token after it is to be learned.
+end-of-text after them; so is the last answer of a format whose answers end where a turn opens. A token has TOKEN_NO_TARGET unless the token after it is to be learned.
 */
 #ifndef LLMC_CHAT_MARKS_H
 #define LLMC_CHAT_MARKS_H
@@ -114,8 +114,8 @@ ChatFormat chat_format_written(ChatWord word) {
 // byte-level vocabulary of Mistral's is Tekken.
 static ChatFormat chat_of_vocabulary_(const Bpe* bpe) {
     static const ChatWord order[] = {
-        CHAT_PHI4, CHAT_CHATML,  CHAT_LLAMA3, CHAT_MISTRAL7_TEKKEN, CHAT_MISTRAL3_TEKKEN, CHAT_GEMMA,
-        CHAT_PHI3, CHAT_GRANITE, CHAT_EXAONE, CHAT_DEEPSEEK,        CHAT_ZEPHYR};
+        CHAT_PHI4, CHAT_CHATML, CHAT_LLAMA3,  CHAT_MISTRAL7_TEKKEN, CHAT_MISTRAL3_TEKKEN, CHAT_GEMMA,
+        CHAT_GLM4, CHAT_PHI3,   CHAT_GRANITE, CHAT_EXAONE,          CHAT_DEEPSEEK,        CHAT_ZEPHYR};
     for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
         const ChatFormat format = chat_format_written(order[i]);
         if (chat_has_marks_(bpe, format.layout)) {
@@ -329,6 +329,9 @@ size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, const ChatMessag
     if (count > 0 && messages[0].role < (ChatRole)CHAT_ROLES) {
         chat_walk(&marks->format, messages, count, end, sink);
         chat_flush_(&w);
+        const int is_open =
+            marks->format.layout->opener && end == CHAT_WHOLE && messages[count - 1].role == CHAT_ASSISTANT;
+        ids[w.count - 1] &= is_open ? ~TOKEN_NO_TARGET : -1; // end-of-text ends the last answer
     }
     for (size_t i = 0; i < count && messages[0].role >= (ChatRole)CHAT_ROLES; i++) {
         const int is_learned = messages[i].role == CHAT_COMPLETION;

@@ -77,7 +77,7 @@ lines=('llama --kv-heads 2 --own-head on' 'mistral --window 9' 'qwen2 --kv-heads
     'glm4moe --experts 4 --shared-hidden 256 --own-head on'
     'olmo2 --kv-heads 2' 'gemma2 --kv-heads 2 --window 9 --window-pattern SL' 'granite --kv-heads 1'
     'smollm3 --kv-heads 2' 'olmo3 --kv-heads 2 --window 9' 'exaone4 --kv-heads 2 --window 9 --window-pattern SL'
-    'granite4 --kv-heads 1')
+    'granite4 --kv-heads 1' 'gemma3 --kv-heads 2 --window 9' 'phi3 --window 9' 'glm4 --kv-heads 2')
 for i in "${!lines[@]}"; do
     has_case "$i" || continue
     line=${lines[i]}

@@ -352,6 +352,38 @@ TEST(what_llama_cpp_holds) {
          "layer 0 of exaone4 with 64 layers has a window"},
         {{.arch = ARCH_GRANITE4, .C = 128, .NH = 4, .L = 2, .unrotated = {3}},
          "layer 0 of granite has rotary"},
+        {{.arch = ARCH_GEMMA3, .C = 128, .NH = 4, .L = 7, .window = 4, .windows = {0x5f}}, NULL},
+        {{.arch = ARCH_GEMMA3,
+          .C = 128,
+          .NH = 4,
+          .L = 7,
+          .window = 4,
+          .windows = {0x5f},
+          .attention_scale = 0.125f},
+         "by 5.65685, without a cap, not by 8"},
+        {{.arch = ARCH_GEMMA3,
+          .C = 128,
+          .NH = 4,
+          .L = 7,
+          .window = 4,
+          .windows = {0x5f},
+          .window_rope_base = 1e4f,
+          .scaling = {ROPE_LINEAR, 8}},
+         NULL},
+        {{.arch = ARCH_GEMMA3,
+          .C = 128,
+          .NH = 4,
+          .L = 7,
+          .window = 4,
+          .windows = {0x5f},
+          .scaling = {ROPE_LINEAR, 8}},
+         "layers of gemma3 with a window do not scale"},
+        {{.arch = ARCH_GEMMA3, .C = 128, .NH = 4, .L = 7, .window = 4, .windows = {0x7f}},
+         "layer 5 of gemma3 with 7 layers has no window"},
+        {{.arch = ARCH_GEMMA3, .C = 128, .NH = 4, .L = 2}, "layer 0 of gemma3 with 2 layers has a window"},
+        {{.arch = ARCH_PHI3, .C = 128, .NH = 4, .scaling = {ROPE_LONG, 4, 0, 0, 8}}, NULL},
+        {{.arch = ARCH_PHI3, .C = 128, .NH = 4, .scaling = {ROPE_LLAMA3, 4, 1, 4, 8}}, "phi3 has no factors"},
+        {{.arch = ARCH_GLM4, .C = 128, .NH = 4, .HS = 64}, "not 4 x 64 of 128"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char error[ERROR_BYTES] = "";
@@ -418,6 +450,83 @@ TEST(windows_in_file) {
     EXPECT(memmem(data, bytes, "olmo2.attention.sliding_window\4\0\0\0\11\0\0\0", 38), "window");
     EXPECT(memmem(data, bytes, "sliding_window_pattern\11\0\0\0\7\0\0\0\4\0\0\0\0\0\0\0\1\1\1\0", 42),
            "layers");
+    free(data);
+}
+
+// Returns the elements of a tensor of fp32 in a file.
+static const float* tensor_of(const char* data, size_t bytes, const char* name) {
+    const char *begin = data, *info = memmem(data, bytes, name, strlen(name));
+    CHECK(info, "%s", name);
+    Reader r = {name, (char*)data, bytes, (size_t)(info - begin) + strlen(name)};
+    const uint32_t ndim = take_u32(&r);
+    take(&r, 8 * ndim + 4);
+    const uint64_t offset = take_u64(&r);
+    r.at = 0;
+    take(&r, 8);
+    const uint64_t tensors = take_u64(&r);
+    const char* first = memmem(data, bytes, "token_embd.weight", 17);
+    CHECK(first, "no embedding");
+    r.at = (size_t)(first - begin) - 8;
+    return (const float*)(const void*)(data + data_begin(r, tensors) + offset);
+}
+
+// Writes a model of an architecture whose element i of each parameter is i + 1, and returns the
+// file.
+static char* write_counted(ModelConfig cfg, size_t* bytes) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    char *data, error[ERROR_BYTES];
+    GgufWriter w;
+    const GgufModel model = {"counted", cfg, GGUF_F32, NULL, model_card_of(0), GGUF_NO_START_TOKEN};
+    char* memory = (char*)check_alloc(model_parameter_rows_of(rows, cfg, sizeof(float)), 1, "model");
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        for (size_t k = 0; k < rows[i].rows * rows[i].cols; k++) {
+            ((float*)tensor_at_layer(&rows[i], memory, 0))[k] = (float)k + 1;
+        }
+    }
+    gguf_create(&w, test_path("counted.gguf"), &model);
+    for (int g = 0; g < model_groups(cfg); g++) {
+        gguf_put(&w, rows, g, memory + tensor_group_offset_bytes(rows, g));
+    }
+    gguf_commit(&w);
+    free(memory);
+    CHECK(file_try_read(test_path("counted.gguf"), 1 << 20, &data, bytes, error), "%s", error);
+    return data;
+}
+
+// Norms of Gemma have what the model adds to them; Phi's queries, keys and values are one matrix,
+// with the halves of heads that turn apart; GLM's gate and up are one, and its pairs stay.
+TEST(norms_and_fused) {
+    ModelConfig cfg = {.max_T = 64, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 16, .KV = 1, .F = 8};
+    size_t bytes;
+    cfg.arch = ARCH_GEMMA3, cfg.window = 4, cfg.windows[0] = 1, cfg.window_rope_base = 100;
+    char* data = write_counted(cfg, &bytes);
+    static const char* const norms[] = {"blk.0.attn_norm.weight", "blk.0.post_ffw_norm.weight",
+                                        "output_norm.weight"};
+    for (int i = 0; i < 3; i++) {
+        EXPECT(tensor_of(data, bytes, norms[i])[3] == 5, "%s: %g", norms[i],
+               (double)tensor_of(data, bytes, norms[i])[3]);
+    }
+    EXPECT(tensor_of(data, bytes, "blk.0.attn_q_norm.weight")[1] == 4, "its third element is its second");
+    expect_float(data, bytes, "gemma3.rope.freq_base_swa", 100);
+    EXPECT(memmem(data, bytes, "sliding_window\4\0\0\0\4\0\0\0", 22), "window");
+    EXPECT(memmem(data, bytes, "context_length\4\0\0\0\100\0\0\0", 22), "all of the context");
+    free(data);
+    cfg = (ModelConfig){.max_T = 64, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 16, .KV = 1, .F = 8};
+    cfg.arch = ARCH_PHI3, cfg.has_head = 1;
+    data = write_counted(cfg, &bytes);
+    static const int lines[] = {0, 2, 4, 6, 1, 3, 5, 7}; // of a head
+    const float* qkv = tensor_of(data, bytes, "blk.0.attn_qkv.weight");
+    for (int i = 0; i < 32; i++) {
+        const int line = i < 24 ? i / 8 * 8 + lines[i % 8] : i;
+        EXPECT(qkv[16 * i] == (float)(16 * line + 1), "line %d: %g", i, (double)qkv[16 * i]);
+    }
+    EXPECT(tensor_of(data, bytes, "blk.0.ffn_up.weight")[8 * 16] == 8 * 16 + 1, "up after gate");
+    EXPECT(memmem(data, bytes, "sliding_window\4\0\0\0\0\0\0\0", 22), "no window");
+    free(data);
+    cfg.arch = ARCH_GLM4, cfg.rope_dims = 4;
+    data = write_counted(cfg, &bytes);
+    EXPECT(tensor_of(data, bytes, "blk.0.attn_k.weight")[16] == 16 * 16 + 17, "pairs stay");
+    EXPECT(tensor_of(data, bytes, "blk.0.post_attention_norm.weight")[3] == 4, "a norm without offset");
     free(data);
 }
 

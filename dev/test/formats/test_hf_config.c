@@ -391,7 +391,7 @@ TEST(refusals) {
         Refused config;
         const char* words;
     } cases[] = {
-        {{"phi3", ""}, "model_type is phi3, wanted one of gpt2, llama, mistral, qwen2"},
+        {{"gemma", ""}, "model_type is gemma, wanted one of gpt2, llama, mistral, qwen2"},
         {{"llama", "'hidden_act':'gelu'"}, "hidden_act is gelu, wanted silu"},
         {{"arcee", "'hidden_act':'silu'"}, "hidden_act is silu, wanted relu2"},
         {{"llama", "'attention_bias':true"}, "attention_bias is true, wanted false"},
@@ -454,6 +454,10 @@ TEST(refusals) {
         {{"qwen3", "'num_key_value_heads':2,'layer_types':['linear_attention']"},
          "layer_types has linear_attention"},
         {{"llama", "'hidden_size':24"}, "key hidden_size appears twice"},
+        {{"gemma3_text", "'use_bidirectional_attention':true"}, "use_bidirectional_attention changes"},
+        {{"gemma3_text", "'final_logit_softcapping':30.0"}, "final_logit_softcapping changes"},
+        {{"gemma3", ""}, "no text_config"},
+        {{"glm4", "'num_key_value_heads':2,'attention_bias':false"}, "attention_bias is false, wanted true"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char words[256];
@@ -663,4 +667,88 @@ TEST(scores) {
            "%s", error);
     EXPECT(!hf_config_check(cap, error) && strstr(error, "qwen3 has no cap of scores, which is 50 here"),
            "%s", error);
+}
+
+// Published files of Gemma 3, as transformers reads them: with its defaults and older keys; 4B and
+// larger ones inside a model that sees pictures.
+TEST(gemma3) {
+    static const struct {
+        const char* text;
+        int V, NH, HS, max_T, window;
+        uint8_t windows;
+        float base, window_base, scale;
+        RopeScaling scaling;
+    } cases[] = {
+        {"'model_type':'gemma3_text','hidden_size':640,'intermediate_size':2048,'num_hidden_layers':7,"
+         "'num_attention_heads':4,'num_key_value_heads':1,'vocab_size':262144,'sliding_window':512,"
+         "'max_position_embeddings':32768,'rope_theta':1000000.0,'rope_local_base_freq':10000.0,"
+         "'_sliding_window_pattern':6,'use_bidirectional_attention':false,'attn_logit_softcapping':null",
+         262144,
+         4,
+         256,
+         32768,
+         512,
+         0x5f,
+         1e6f,
+         1e4f,
+         0.0625f,
+         {ROPE_PLAIN}},
+        {"'boi_token_index':255999,'model_type':'gemma3','text_config':{'hidden_size':2560,"
+         "'intermediate_size':10240,'model_type':'gemma3_text','num_hidden_layers':8,'sliding_window':1024,"
+         "'rope_scaling':{'factor':8.0,'rope_type':'linear'}},'vision_config':{'hidden_size':1152}",
+         262208,
+         8,
+         256,
+         131072,
+         1024,
+         0xdf,
+         1e6f,
+         1e4f,
+         0.0625f,
+         {ROPE_LINEAR, 8}},
+        {"'text_config':{'hidden_size':5376,'intermediate_size':21504,'model_type':'gemma3_text',"
+         "'num_hidden_layers':5,'num_attention_heads':32,'num_key_value_heads':16,'head_dim':128,"
+         "'query_pre_attn_scalar':168,'sliding_window_pattern':3},'model_type':'gemma3'",
+         262208,
+         32,
+         128,
+         131072,
+         4096,
+         0x1b,
+         1e6f,
+         1e4f,
+         0.0771516725f,
+         {ROPE_PLAIN}},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const ModelConfig cfg = hf_config_read(write_config(cases[i].text));
+        EXPECT(cfg.arch == ARCH_GEMMA3 && !cfg.has_head && cfg.V == cases[i].V && cfg.NH == cases[i].NH &&
+                   model_head_size(cfg) == cases[i].HS && cfg.max_T == cases[i].max_T,
+               "case %zu: %d words, %d heads of %d, context %d", i, cfg.V, cfg.NH, model_head_size(cfg),
+               cfg.max_T);
+        EXPECT(cfg.window == cases[i].window && cfg.windows[0] == cases[i].windows &&
+                   cfg.rope_base == cases[i].base && cfg.window_rope_base == cases[i].window_base &&
+                   memcmp(&cfg.scaling, &cases[i].scaling, sizeof(cfg.scaling)) == 0,
+               "case %zu: window %d in %x, bases %g, %g", i, cfg.window, cfg.windows[0],
+               (double)cfg.rope_base, (double)cfg.window_rope_base);
+        EXPECT_NEAR(cfg.attention_scale, cases[i].scale, 1e-8, "case %zu: scale", i);
+    }
+}
+
+// Phi 3 and 4 mini, and GLM 4, with the keys of their published files.
+TEST(phi3_and_glm4) {
+    const ModelConfig phi = read_members(
+        "phi3", "'original_max_position_embeddings':16,'partial_rotary_factor':0.75,'head_dim':8,"
+                "'num_key_value_heads':2,'rope_scaling':{'type':'su'," FACTORS "},'sliding_window':262144");
+    EXPECT(phi.rope_dims == 6 && phi.scaling.kind == ROPE_LONG && phi.scaling.original_context == 16 &&
+               phi.scaling.factor == 4 && phi.window == 262144 && phi.windows[0] == 7 && phi.has_head,
+           "%d channels turn, factor %g, context %d, window %d", phi.rope_dims, (double)phi.scaling.factor,
+           phi.scaling.original_context, phi.window);
+    const ModelConfig old = read_members("phi3", "'rope_scaling':{'type':'longrope'," FACTORS "}"),
+                      glm = read_members("glm4", "'head_dim':8,'attention_bias':true,'rope_theta':1e5");
+    EXPECT(old.scaling.original_context == 4096 && old.scaling.attention == 1 && old.window == 0, "%d, %g",
+           old.scaling.original_context, (double)old.scaling.attention);
+    EXPECT(glm.rope_dims == 4 && model_key_heads(glm) == 2 && glm.norm_eps == 1.5625e-7f && glm.has_head,
+           "%d channels turn, %d heads of keys, eps %g", glm.rope_dims, model_key_heads(glm),
+           (double)glm.norm_eps);
 }

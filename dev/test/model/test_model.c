@@ -36,6 +36,8 @@ TEST(published_sizes) {
         {"nanochat:d12", 185597952}, {"nanochat:d20", 560988160}, {"smollm3:3b", 3075098624},
         {"olmo3:7b", 7298011136},    {"olmo3:32b", 32233522176},  {"granite:2b", 2533539840},
         {"granite:8b", 8170864640},  {"granite4:1b", 1631750144}, {"granite4:3b", 3402836480},
+        {"nanochat:d12", 185597952}, {"nanochat:d20", 560988160}, {"gemma3:270m", 268098176},
+        {"gemma3:1b", 999885952},    {"phi3:mini", 3821079552},   {"glm4:9b", 9400279040},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
         const ModelPreset* model = model_preset_by_name(published[i].name);
@@ -291,6 +293,11 @@ TEST(architectures) {
          30 + 10 + 2 * 36 + 36 * (50 + 30 + 3 * 50), 36},
         {ARCH_GEMMA2, "wpe ln1b qkvb qnormw knormw attprojb ln2b fcb fcprojb lnfb head ",
          "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ", 4 * 36 + 36 * (50 + 30 + 3 * 50), 36},
+        {ARCH_GEMMA3, "wpe ln1b qkvb attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_rstd ln2_mean lnf_mean kv ", 20 + 4 * 36 + 36 * (50 + 30 + 3 * 50), 36},
+        {ARCH_GLM4, "wpe ln1b qnormw knormw attprojb ln2b fcb fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean lnf_mean kv ", 50 + 4 * 36 + 36 * (50 + 30 + 3 * 50),
+         36},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ModelConfig cfg = TINY;
