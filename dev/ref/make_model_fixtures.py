@@ -55,7 +55,7 @@ MODELS = {
                 WIDE | dict(head_dim=8, moe_intermediate_size=32, n_routed_experts=4, n_shared_experts=2,
                             num_experts_per_tok=2, routed_scaling_factor=1.5, first_k_dense_replace=0,
                             attention_bias=True, use_qk_norm=True), torch.float32, "5GB"),
-    "yarn": (transformers.LlamaConfig, dict(head_dim=8, rope_parameters=YARN), torch.bfloat16, "5GB"),
+    "yarn": (transformers.LlamaConfig, dict(head_dim=16, rope_parameters=YARN), torch.bfloat16, "5GB"),
     "yarn_exact": (transformers.Qwen3Config, dict(head_dim=16, rope_parameters=YARN | dict(truncate=False, beta_fast=4.0, mscale=1.5, mscale_all_dim=0.75)),
                    torch.bfloat16, "5GB"),
     "longrope": (transformers.LlamaConfig, dict(head_dim=8, rope_parameters=LONG | dict(original_max_position_embeddings=12)), torch.bfloat16, "5GB"),

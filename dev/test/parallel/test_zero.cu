@@ -19,8 +19,8 @@ enum {
 // its groups are all of one size,
 static const ModelConfig CFG = {4, 1152, 1152, BLOCKS, 2, 8, SHARE_OFF};
 enum { MOST = 16384 }; // elements at most
-// wte, and of a block all before fcb: the groups again have one size
-enum { FROZEN = 1 << 0 | 0x7FFC };
+// rows before fcb, except wpe: the groups again have one size
+enum { FROZEN = ((1 << offsetof(ModelParameters, fcb) / sizeof(floatX*)) - 1) & ~(1 << 1) };
 
 // Returns the settings of the map of a plan.
 static MapOf map_of(ModelConfig cfg, const ZeroPlan* plan) {
