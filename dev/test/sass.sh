@@ -52,7 +52,7 @@ queries 128 64 2 0 3    692 20 0
 keys 64 64 2 1 0        363 16 0
 keys 64 64 2 1 1        575 16 0
 keys 64 64 2 1 2        626 16 0
-keys 64 64 2 0 0        388 16 0
+keys 64 64 2 0 0        430 16 0
 keys 128 64 2 0 0       419 24 0
 keys 128 64 2 0 1       630 24 4
 keys 128 64 2 0 2       676 24 4
@@ -131,12 +131,13 @@ while read -r kernel width rows groups overlap mask instructions matmuls local; 
 done <"$work/found"
 [ "$(wc -l <"$work/found")" = "$(wc -l <<<"${limits%$'\n'}")" ] || fail "$(wc -l <"$work/found") kernels"
 
-# Kernel (of heads: kind 0 plain, 1 norm, 3 without weights; of rows: 0 layer norm, 1 RMS, and after
-# the kind the warps of a block, 0 for any number; of activations: a word), +codes if it makes those
-# of E4M3; most registers, loads of 16 bytes, loads of less: positions, r of the four heads, or mean
-# and rstd of rows.
+# Kernel (of heads: kind 0 plain, 1 norm, 3 without weights; of rows: 0 layer norm, 1 RMS, 2 RMS with
+# an offset, and after the kind the warps of a block, 0 for any number; of activations: a word),
+# +codes if it makes those of E4M3; most registers, loads of 16 bytes, loads of less: positions, r of
+# the four heads, or mean and rstd of rows.
 limits='norm_forward 0            64 16 0
 norm_forward 1            64 12 0
+norm_forward 2            64 16 0
 norm_forward+codes 0      80 16 0
 norm_forward+codes 1      80 12 0
 norm_backward+codes 0.3   128 21 16
