@@ -97,8 +97,8 @@ void gguf_commit(GgufWriter* w);
 
 enum { GGUF_ALIGN_ = 32 };
 
-// Rotary positions of layers with a window: as in other layers; with a base of their own, or that of
-// other layers, and never scaled.
+// Rotary positions of layers with a window: as in other layers; with a base of their own, or that
+// of other layers, and never scaled.
 typedef enum { GGUF_ROPE_SAME_, GGUF_ROPE_OWN_, GGUF_ROPE_UNSCALED_ } GgufWindowRope_;
 
 // Architecture as llama.cpp knows it, and what its loader of it demands.
@@ -113,7 +113,8 @@ typedef struct {
     int unrotated_every; // every n-th layer does not turn; 0: all do
     // every n-th layer has no window, the others have it; 0: it knows no windows
     int full_every;
-    int windows_from_layers; // only models of so many layers have them; 0: those with a window, -1: all
+    // only models of so many layers have them; 0: those with a window, -1: all
+    int windows_from_layers;
 } GgufArch_;
 
 // clang-format off
@@ -210,8 +211,8 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
     return 1;
 }
 
-// Returns the factor by which llama.cpp multiplies scores of a model; for its largest Gemma 3, of 62
-// layers, another one.
+// Returns the factor by which llama.cpp multiplies scores of a model; for its largest Gemma 3, of
+// 62 layers, another one.
 static float gguf_score_scale_(ModelConfig cfg) {
     const int is_large = cfg.arch == ARCH_GEMMA3 && cfg.L == 62;
     return 1 / sqrtf((float)(is_large ? cfg.C / cfg.NH : model_head_size(cfg)));

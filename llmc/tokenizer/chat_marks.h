@@ -14,7 +14,8 @@ content; it is learned if any of its bytes is.
 A prompt and its completion have no marks: their tokens follow each other.
 
 The assistant's messages are learned, with the marks that end them, and completions, with the
-end-of-text after them; so is the last answer of a format whose answers end where a turn opens. A token has TOKEN_NO_TARGET unless the token after it is to be learned.
+end-of-text after them; so is the last answer of a format whose answers end where a turn opens. A
+token has TOKEN_NO_TARGET unless the token after it is to be learned.
 */
 #ifndef LLMC_CHAT_MARKS_H
 #define LLMC_CHAT_MARKS_H
