@@ -79,7 +79,7 @@ class Header:
         self.types |= set(re.findall(r"^(?:template <[^{;]*> )?struct (?:alignas\(\d+\) )?(\w+)\b[^;(]*\{", code, re.M))
         for constants in re.findall(r"enum\s*\w*\s*\{([^}]*)\}", code):
             self.others |= set(re.findall(r"(?:^|,)\s*(\w+)", constants))
-        self.others |= set(re.findall(r"\bX\((\w+), \"", code))  # constants of a list of words
+        self.others |= set(re.findall(r"\bX\(([A-Z]\w+), \"", code))  # constants of a list of words
         for declaration in top_level(code):
             if declaration.startswith(("typedef", "struct", "enum", "union", "extern")):
                 continue
