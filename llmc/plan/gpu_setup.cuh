@@ -17,6 +17,7 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
+#include "llmc/ops/attention.h"
 #include "llmc/ops/matmul_plans.cuh"
 #include "llmc/ops/matmul_fp8.cuh"
 #include "llmc/setup/settled.h"
