@@ -47,7 +47,7 @@ of a head is not a multiple of 16 bytes, it is copied element by element.
 enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 
 // Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). On sm_90a only
-// key grads in 16 bits spill: 12 to 24 bytes at W = 64, 80, 96 and, with documents, 128. Two blocks
+// key grads in 16 bits spill: 4 to 16 bytes at W = 64 to 128, with some masks. Two blocks
 // fit on a multiprocessor of an A100 (65,536 registers, 164 KiB; one for fp32 at W = 128), and one
 // fits into 99 KiB. On a multiprocessor with no more than that, tiles of 16 bits are smaller, so
 // that two blocks fit as well, except in the backward pass at W = 128: a single block has one warp
@@ -710,8 +710,8 @@ attention_keys_step_(float (&sums)[3 - PARTS][M][W / 8][4], const AttentionLeft_
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: the heads that read the keys in order, and the queries of each
 // needs  HS <= W
-// Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for
-// ldmatrix save moves, but need one register too many.
+// Spills 4 to 16 bytes on sm_90a at W = 64 to 128 in 16 bits, with some masks: two kinds of
+// addresses for ldmatrix save moves, but need one register too many.
 template <class X, int W, AttentionMask MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_keys_kernel_(X* dqkv, X* dkv, float* sums, const X* dout, const X* qkv, const X* kv,

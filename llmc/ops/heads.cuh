@@ -242,13 +242,15 @@ __global__ void __launch_bounds__(HEADS_THREADS, HeadsLane_<WIDTH>::ITEMS > 1 ? 
             float x[HeadsLane_<WIDTH>::COLUMNS];
             heads_unpack_(x, words[j]);
             if constexpr (KIND == HEADS_NORM) {
-                heads_unpack_(weight, of_weight);
                 if (is_head && heads.raw) {
                     heads_store_(heads.raw + at.in_raw + j * heads.sizes.HS, words[j], lane);
                 }
             }
             if constexpr (KIND != HEADS_PLAIN) {
                 const float r = rsqrtf(heads_mean_(heads_dot_(x, x), part, lanes) + heads.eps);
+                if constexpr (KIND == HEADS_NORM) {
+                    heads_unpack_(weight, of_weight);
+                }
 #pragma unroll
                 for (int i = 0; i < HeadsLane_<WIDTH>::COLUMNS; i++) {
                     x[i] *= KIND == HEADS_NORM ? r * (weight[i] + heads.offset) : r;
