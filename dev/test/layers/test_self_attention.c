@@ -95,7 +95,8 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
     }
     ref_linear_forward(r.qkv, x, w, b, (RefLinear){N, C, QKV});
     const RefHeads heads = {B, T, NH, KV, HS, cfg.window, cfg.attention_scale, cfg.attention_softcap};
-    const RefHeadNorm norm = {kinds->heads, q, k, r.rstd, model_norm_eps(cfg)};
+    const RefHeadNorm norm = {
+        kinds->heads, q, k, r.rstd, model_norm_eps(cfg), norm_parts(kinds->norm).offset};
     ref_heads_norm_forward(r.normed, r.qkv, norm, heads);
     ref_rope_forward(r.turned, r.normed, rope, heads);
     ref_attention_forward(r.out, r.lse, r.turned, starts, heads);
