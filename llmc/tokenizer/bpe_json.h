@@ -631,7 +631,7 @@ void bpe_add_word(Bpe* bpe, BpeWord word, const char* path) {
           "%s: the added token %s is not normalized", path, bpe_excerpt(text).text);
     nfc_text_close(&normal);
     const unsigned char last = text.text[text.length - 1];
-    CHECK(!word.trims || (pattern->style == BPE_SENTENCE && last > ' ' && last < 0x80 && !isalnum(last)),
+    CHECK(!word.trims || (last > ' ' && last < 0x80 && !isalnum(last)),
           "%s: the added token %s has rstrip, wanted it only where it is special, or ends in a sign like >", path,
           bpe_excerpt(text).text);
     pattern->digits |= word.trims ? BPE_WORD_TRIMS : 0;
@@ -646,8 +646,9 @@ static void bpe_add_json_words_(Bpe* bpe, const BpeJson_* v, const char* path) {
         const BpeAdded_ token = v->added[i];
         BpeWord word = {token.text.text, (uint32_t)token.text.length, (int)token.id,
                         token.is_raw || v->has_metaspace ? BPE_RAW_WORDS : BPE_NORMAL_WORDS, token.rstrip};
-        CHECK(token.is_special || (!token.single_word && !token.lstrip),
-              "%s: the added token %s has single_word or lstrip, wanted it only where it is special", path,
+        CHECK(token.is_special ||
+                  (!token.single_word && !token.lstrip && (!token.rstrip || is_sentence)),
+              "%s: the added token %s has single_word, lstrip or rstrip, wanted it only where it is special", path,
               bpe_excerpt(token.text).text);
         if (token.is_special) {
             continue;
@@ -669,6 +670,13 @@ static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path)
         const BpeAdded_ token = v->added[i];
         CHECK(token.id < (size_t)bpe->vocab_size && bpe->tokens[token.id].length == 0,
               "%s: id %zu appears twice", path, token.id);
+        size_t controls = 0;
+        for (size_t k = 0; k < token.text.length; k++) {
+            controls += token.text.text[k] < ' ' || token.text.text[k] == 0x7F;
+        }
+        CHECK(controls == 0 || (v->pattern.style == BPE_SENTENCE && !token.is_special),
+              "%s: the added token %zu has control characters, wanted a name without control characters", path,
+              token.id);
         bpe_name_token_(bpe, (int)token.id, token.text.text, token.text.length);
         bpe->tokens[token.id].kind = token.is_special ? BPE_NAME : BPE_WORD;
     }
