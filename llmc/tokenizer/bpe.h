@@ -860,12 +860,17 @@ static inline const char* bpe_first_token(const Bpe* bpe, int id, int* length) {
 // True if no text encodes to this token: bpe_token gives its name.
 static inline int bpe_is_name(const Bpe* bpe, int id) { return bpe->tokens[id].kind == BPE_NAME; }
 
-// Returns the id of an added token, a name or a word; -1 if there is none of this name.
+// Returns the id of an added token, a name or a word; -1 if there is none of this name. A word of
+// SentencePiece's kind may have the blank before it.
 static inline int bpe_find_added(const Bpe* bpe, const char* name) {
     const size_t bytes = strlen(name);
     for (int id = 0; id < bpe->vocab_size; id++) {
-        const BpeToken_ token = bpe->tokens[id];
+        BpeToken_ token = bpe->tokens[id];
         const int is_added = token.kind == BPE_NAME || token.kind == BPE_WORD;
+        const int has_blank = bpe->rules.pattern.style == BPE_SENTENCE && token.kind == BPE_WORD &&
+                              token.length == bytes + 1 && token.text[0] == ' ';
+        token.text += has_blank;
+        token.length -= (uint32_t)has_blank;
         if (is_added && token.length == bytes && memcmp(token.text, name, bytes) == 0) {
             return id;
         }

@@ -385,8 +385,9 @@ static void bpe_encode_text_(void* context, const unsigned char* text, size_t by
         const size_t all = count;
         count = 0;
         for (size_t i = 0; i < all; i++) {
-            ids[count] = ids[i];
-            count += i == 0 || ids[i] != bpe->unknown || ids[i] != ids[i - 1];
+            if (count == 0 || ids[i] != bpe->unknown || ids[count - 1] != bpe->unknown) {
+                ids[count++] = ids[i];
+            }
         }
     }
     encoding->count += count;

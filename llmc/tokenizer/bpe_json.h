@@ -631,10 +631,11 @@ void bpe_add_word(Bpe* bpe, BpeWord word, const char* path) {
           "%s: the added token %s is not normalized", path, bpe_excerpt(text).text);
     nfc_text_close(&normal);
     const unsigned char last = text.text[text.length - 1];
-    CHECK(!word.trims || (last > ' ' && last < 0x80 && !isalnum(last)),
-          "%s: the added token %s has rstrip, wanted it only where it is special, or ends in a sign like >", path,
-          bpe_excerpt(text).text);
-    pattern->digits |= word.trims ? BPE_WORD_TRIMS : 0;
+    const int puts_blank = pattern->style == BPE_SENTENCE && word.kind == BPE_RAW_WORDS &&
+                           pattern->digits & BPE_BLANK_BEFORE && !(pattern->digits & BPE_BLANK_ONCE);
+    if (word.trims || puts_blank) {
+        pattern->digits |= BPE_WORD_CHANGES | (last >= 0x80 || isalnum(last) ? BPE_NO_CUTS : 0);
+    }
     bpe_words_add(&bpe->words, word);
 }
 
@@ -659,6 +660,8 @@ static void bpe_add_json_words_(Bpe* bpe, const BpeJson_* v, const char* path) {
             token.text.text[-1] = ' ';
             word.text -= leads != 0;
             word.length += leads != 0;
+            bpe->tokens[token.id].text = word.text;
+            bpe->tokens[token.id].length = word.length;
         }
         bpe_add_word(bpe, word, path);
     }

@@ -138,9 +138,11 @@ static inline void bpe_find_cuts_(Bpe* bpe, int splits) {
     for (int before = 0; splits && before < 256; before++) {
         bpe_join_bytes_(rules, before, ' ', 0);
     }
-    // an unknown character may be one with the next
-    rules->pattern.digits |= bpe_is_joined_(rules, ' ') || bpe->byte_ids[' '] == bpe->unknown ? 0 : BPE_BLANK_CUTS;
-    rules->pattern.digits |= bpe_is_joined_(rules, '\n') || bpe->byte_ids['\n'] == bpe->unknown ? 0 : BPE_LINE_CUTS;
+    if (!(rules->pattern.digits & BPE_NO_CUTS)) { // an unknown character may be one with the next
+        const int blank = !bpe_is_joined_(rules, ' ') && bpe->byte_ids[' '] != bpe->unknown,
+                  line = !bpe_is_joined_(rules, '\n') && bpe->byte_ids['\n'] != bpe->unknown;
+        rules->pattern.digits |= (blank ? BPE_BLANK_CUTS : 0) | (line ? BPE_LINE_CUTS : 0);
+    }
 }
 
 // Prints a token as SentencePiece spells it.

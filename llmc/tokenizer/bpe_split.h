@@ -469,12 +469,12 @@ static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* t
 }
 
 // True if a text of SentencePiece's kind may be divided before text[at], at > 0: at a blank that
-// follows no blank, nor U+2581, which is one. A word that trims ends in no letter or digit.
+// follows no blank, nor U+2581, which is one, and no word that changes it.
 static inline int bpe_may_cut_sentence_(int blanks, const unsigned char* text, size_t at) {
     const unsigned char before = text[at - 1];
     const int is_alnum = ('0' <= before && before <= '9') || ('a' <= (before | 32) && (before | 32) <= 'z');
     return ((text[at] == ' ' && blanks & BPE_BLANK_CUTS) || (text[at] == '\n' && blanks & BPE_LINE_CUTS)) &&
-           before > ' ' && before != 0x81 && (is_alnum || !(blanks & BPE_WORD_TRIMS));
+           before > ' ' && before != 0x81 && (is_alnum || !(blanks & BPE_WORD_CHANGES));
 }
 
 // True if the text may be divided before text[at], at > 0, as far as its bytes nearby tell: ASCII
