@@ -737,27 +737,32 @@ static void bpe_count_missing_(void* context, BpeListed_ merge) {
 }
 
 // GGUF joins any two tokens whose union is one, so each such pair must be a merge, and all merges of
-// a token stand together.
+// a token stand together. Words are cut out first.
 int bpe_gguf_scores(const Bpe* bpe, float* scores) {
     BpeMissing_ missing = {bpe, bpe->finds_pieces};
     const BpeWays_ ways = {bpe, bpe_count_missing_, &missing};
     const int* made = bpe->pairs.made;
     float* found = (float*)check_alloc((size_t)bpe->vocab_size, sizeof(float), "scores");
     float score = 0;
-    for (int rank = 0; rank < bpe->num_ranks; rank++) {
-        const int is_new = rank == 0 || made[rank] != made[rank - 1];
-        missing.count += is_new && found[made[rank]] < 0;
+    for (int rank = 0, last = -1; rank < bpe->num_ranks; rank++) {
+        if (bpe->tokens[made[rank]].kind == BPE_WORD) {
+            continue;
+        }
+        const int is_new = made[rank] != last;
+        last = made[rank];
+        missing.count += is_new && found[last] < 0;
         score -= (float)is_new;
-        found[made[rank]] = score;
+        found[last] = score;
     }
     for (int id = 0; id < bpe->vocab_size && !missing.count; id++) {
         const BpeToken_ token = bpe->tokens[id];
-        const int is_text = bpe_find(bpe, (const char*)token.text, token.length) == id;
+        const int is_text =
+            token.kind == BPE_TOKEN && bpe_find(bpe, (const char*)token.text, token.length) == id;
         for (uint32_t i = 1; i < token.length && found[id] < 0; i++) { // or pieces are split there
             const int pair = 256 * token.text[i - 1] + token.text[i];
             missing.count += !(bpe->rules.joins[pair / 64] >> pair % 64 & 1);
         }
-        if (is_text && token.kind != BPE_BYTE) {
+        if (is_text) {
             bpe_each_way_(&ways, id);
             found[id] = found[id] < 0 ? found[id] : score - 1; // a character
         }
