@@ -278,7 +278,14 @@ static void gguf_put_card_(GgufWriter* w, const Bpe* bpe, const ModelCard* card)
 }
 
 // Types of tokens.
-typedef enum { GGUF_NORMAL_ = 1, GGUF_UNKNOWN_, GGUF_CONTROL_, GGUF_USER_, GGUF_UNUSED_, GGUF_BYTE_ } GgufToken_;
+typedef enum {
+    GGUF_NORMAL_ = 1,
+    GGUF_UNKNOWN_,
+    GGUF_CONTROL_,
+    GGUF_USER_,
+    GGUF_UNUSED_,
+    GGUF_BYTE_
+} GgufToken_;
 
 static GgufToken_ gguf_token_type_(const Bpe* bpe, int id) {
     if (id >= bpe->vocab_size) {
@@ -287,11 +294,11 @@ static GgufToken_ gguf_token_type_(const Bpe* bpe, int id) {
     if (bpe->rules.pattern.style == BPE_SENTENCE) {
         const BpeKind kind = bpe->tokens[id].kind;
         const int is_unknown = id == bpe->unknown || (kind == BPE_NAME && id == bpe_find_added(bpe, "<unk>"));
-        return is_unknown          ? GGUF_UNKNOWN_
-               : kind == BPE_NAME  ? GGUF_CONTROL_
-               : kind == BPE_WORD  ? GGUF_USER_
-               : kind == BPE_BYTE  ? GGUF_BYTE_
-                                   : GGUF_NORMAL_;
+        return is_unknown         ? GGUF_UNKNOWN_
+               : kind == BPE_NAME ? GGUF_CONTROL_
+               : kind == BPE_WORD ? GGUF_USER_
+               : kind == BPE_BYTE ? GGUF_BYTE_
+                                  : GGUF_NORMAL_;
     }
     return bpe_is_name(bpe, id) ? GGUF_CONTROL_ : GGUF_NORMAL_;
 }
@@ -320,7 +327,8 @@ static void gguf_put_sentence_(GgufWriter* w, const Bpe* bpe, int V) {
     gguf_put_u64_(w, (uint64_t)V);
     gguf_put_bytes_(w, scores, (size_t)V * sizeof(float));
     gguf_pair_bool_(w, "tokenizer.ggml.add_space_prefix", bpe->rules.pattern.digits & BPE_BLANK_BEFORE);
-    gguf_pair_bool_(w, "tokenizer.ggml.remove_extra_whitespaces", bpe->rules.pattern.digits & BPE_BLANK_SINGLE);
+    gguf_pair_bool_(w, "tokenizer.ggml.remove_extra_whitespaces",
+                    bpe->rules.pattern.digits & BPE_BLANK_SINGLE);
     free(scores);
 }
 

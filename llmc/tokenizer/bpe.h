@@ -288,8 +288,7 @@ static inline size_t bpe_characters_(const Bpe* bpe, const unsigned char* piece,
     for (size_t i = 0; i < n; i += length) {
         uint32_t c;
         length = piece[i] < 0x80 ? 1 : (size_t)utf8_decode(piece + i, n - i, &c);
-        const int id =
-            length == 1 ? bpe->byte_ids[piece[i]] : bpe_find(bpe, (const char*)piece + i, length);
+        const int id = length == 1 ? bpe->byte_ids[piece[i]] : bpe_find(bpe, (const char*)piece + i, length);
         if (id >= 0 || bpe->unknown >= 0) {
             ids[count++] = id >= 0 ? id : bpe->unknown;
             continue;
@@ -846,15 +845,6 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
     CHECK(0 <= id && id < bpe->vocab_size, "token id %d, wanted 0 to %d", id, bpe->vocab_size - 1);
     *length = (int)bpe->tokens[id].length;
     return (const char*)bpe->tokens[id].text;
-}
-
-// Returns the bytes of the first token of a text, without the blank that encoding put before it.
-static inline const char* bpe_first_token(const Bpe* bpe, int id, int* length) {
-    const char* text = bpe_token(bpe, id, length);
-    for (int i = 0; i < bpe->dropped_blanks && *length > 0 && *text == ' '; i++, text++) {
-        --*length;
-    }
-    return text;
 }
 
 // True if no text encodes to this token: bpe_token gives its name.

@@ -484,7 +484,8 @@ static void bpe_open_data_(Bpe* bpe, BpeFile* file) {
         const BpeSpan line = bpe_until(file->data, file->bytes, '\n');
         CHECK(bpe_decimal_(bpe_after_blank(line), INT_MAX) >= 0,
               "%s: wanted a tokenizer: tokenizer.json, vocab.json, #version and lines of two tokens "
-              "(merges.txt, vocab.bpe), lines of base64 and id (.tiktoken), or SentencePiece's tokenizer.model%s",
+              "(merges.txt, vocab.bpe), lines of base64 and id (.tiktoken), or SentencePiece's "
+              "tokenizer.model%s",
               file->path, file_ends_in(file->path, ".bin") ? "; not llm.c's .bin" : "");
         bpe_open_tiktoken_(bpe, file);
     }
@@ -543,7 +544,8 @@ static void bpe_open_directory_(Bpe* bpe, const char* directory) {
     if (bpe_path(model, directory, "tokenizer.model")) {
         BpeFile file = bpe_read_(model);
         CHECK(sentencepiece_is(&file),
-              "%s: not SentencePiece's; wanted that, or a tokenizer.json (tiktoken's says nothing about splitting)",
+              "%s: not SentencePiece's; wanted that, or a tokenizer.json (tiktoken's says nothing about "
+              "splitting)",
               model);
         sentencepiece_open(bpe, &file);
         bpe_keep_directory_(bpe, directory);

@@ -15,6 +15,7 @@ the files beside it say which of them start and end a text (model_card.h).
 #include <stddef.h>
 
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_parts.h"
 #include "llmc/tokenizer/bpe_sentence.h"
 #include "llmc/tokenizer/bpe_spelling.h"
 #include "llmc/tokenizer/model_card.h"
@@ -26,22 +27,12 @@ extern "C" {
 // Opens such a file, whose bytes the vocabulary takes over.
 void bpe_open_json(Bpe* bpe, const BpeFile* file);
 
-// Sets the card from the files beside a tokenizer, whose texts it takes over.
-void bpe_set_card(Bpe* bpe, CardFiles* files);
-
-// Checks that a word can be cut out of text that is encoded part by part, and adds it.
-void bpe_add_word(Bpe* bpe, BpeWord word, const char* path);
-
-// Copies a file's bytes.
-BpeKept bpe_keep(const char* name, const void* bytes, size_t count);
-
 #ifdef __cplusplus
 }
 #endif
 
 #ifdef BPE_JSON_IMPLEMENTATION
 
-#include <ctype.h>
 #include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -52,8 +43,6 @@ BpeKept bpe_keep(const char* name, const void* bytes, size_t count);
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/printable.h"
-#include "llmc/tokenizer/chat_format.h"
-#include "llmc/tokenizer/model_card.h"
 
 // ---- the parts of the file ----
 
@@ -84,7 +73,7 @@ typedef struct {
     int has_model, is_bytes; // parts that were found, and are as required
     BpePattern pattern;
     int has_pattern;
-    int finds_pieces;  // ignore_merges
+    int finds_pieces; // ignore_merges
     // SentencePiece's kind: what replaces blanks, and what else was found
     int has_replace, has_metaspace, splits, blanks;
     const char *splits_at, *unknown, *decoder; // a literal Split; unk_token; a decoder that is not known
@@ -314,8 +303,8 @@ static int bpe_json_normalizer_(BpeJson_* v) {
     if (prepends && strcmp(step.prepend, BPE_BLANK_SPELLED) != 0) {
         return bpe_json_refuse_(v, "normalization by", "Prepend", "Prepend of U+2581");
     }
-    if (replaces &&
-        !(step.is_literal && strcmp(step.pattern, " ") == 0 && strcmp(step.content, BPE_BLANK_SPELLED) == 0)) {
+    if (replaces && !(step.is_literal && strcmp(step.pattern, " ") == 0 &&
+                      strcmp(step.content, BPE_BLANK_SPELLED) == 0)) {
         return bpe_json_refuse_(v, "normalization by", "Replace", "Replace of a blank by U+2581");
     }
     return prepends || replaces || strcmp(step.type, "null") == 0 || strcmp(step.type, "NFC") == 0 ||
@@ -390,8 +379,7 @@ static int bpe_json_metaspace_(BpeJson_* v, const BpeJsonStep_* step) {
     }
     v->has_metaspace = 1;
     v->splits = step->split;
-    v->blanks |=
-        is_never ? 0 : BPE_BLANK_BEFORE | BPE_BLANK_MISSING | (is_first ? BPE_BLANK_ONCE : 0);
+    v->blanks |= is_never ? 0 : BPE_BLANK_BEFORE | BPE_BLANK_MISSING | (is_first ? BPE_BLANK_ONCE : 0);
     return 1;
 }
 
@@ -406,7 +394,8 @@ static int bpe_json_decoder_(BpeJson_* v) {
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
         is_known |= strcmp(step.type, known[i]) == 0;
     }
-    if (strcmp(step.type, "Strip") == 0 && strcmp(step.content, " ") == 0 && step.stop == 0 && step.start < INT_MAX) {
+    if (strcmp(step.type, "Strip") == 0 && strcmp(step.content, " ") == 0 && step.stop == 0 &&
+        step.start < INT_MAX) {
         v->dropped_blanks = (int)step.start;
     } else if (strcmp(step.type, "Metaspace") == 0) {
         const int never = strcmp(step.scheme, "never") == 0 || (!step.scheme[0] && !step.add_prefix_space);
@@ -586,10 +575,12 @@ static void bpe_check_json_sentence_(const BpeJson_* v, const char* path) {
     CHECK(!v->pattern.normalizes, "%s: normalization by NFC, and of blanks; wanted only one of them", path);
     CHECK(!v->has_pattern && !v->pattern.digits_first,
           "%s: blanks are U+2581, but the pre_tokenizer has a pattern, wanted null or Metaspace", path);
-    CHECK(!v->splits_at || v->has_replace, "%s: the pre_tokenizer splits at blanks, wanted a normalizer that replaces them",
+    CHECK(!v->splits_at || v->has_replace,
+          "%s: the pre_tokenizer splits at blanks, wanted a normalizer that replaces them", path);
+    CHECK(!v->decoder, "%s: the decoder %.24s, wanted Replace, ByteFallback, Fuse, Strip or Metaspace", path,
+          v->decoder);
+    CHECK(v->falls_back || v->unknown, "%s: neither byte_fallback nor an unk_token, wanted one of them",
           path);
-    CHECK(!v->decoder, "%s: the decoder %.24s, wanted Replace, ByteFallback, Fuse, Strip or Metaspace", path, v->decoder);
-    CHECK(v->falls_back || v->unknown, "%s: neither byte_fallback nor an unk_token, wanted one of them", path);
 }
 
 // Checks that the parts of the file exist and their sizes fit.
@@ -603,40 +594,10 @@ static void bpe_check_json_(const BpeJson_* v, const char* path) {
           "%s: normalization by Prepend, wanted Replace of a blank by U+2581 after it", path);
     CHECK(v->has_model || v->num_tokens > 0,
           "%s: neither a model nor tokens, wanted a tokenizer.json or vocab.json", path);
-    CHECK(!v->has_model || v->is_bytes || v->pattern.style == BPE_SENTENCE, "%s: no pre_tokenizer, wanted ByteLevel",
-          path);
+    CHECK(!v->has_model || v->is_bytes || v->pattern.style == BPE_SENTENCE,
+          "%s: no pre_tokenizer, wanted ByteLevel", path);
     CHECK(v->num_merges <= BPE_MAX_VOCAB, "%s: %zu merges, wanted at most %d", path, v->num_merges,
           BPE_MAX_VOCAB);
-}
-
-static int bpe_is_ascii_blank_(unsigned char c) { return c == ' ' || ('\t' <= c && c <= '\r'); }
-
-// Parts of a text must not divide a word: SentencePiece's kind may divide before a blank, others at
-// the blanks of a word of several.
-void bpe_add_word(Bpe* bpe, BpeWord word, const char* path) {
-    BpePattern* pattern = &bpe->rules.pattern;
-    const BpeSpan text = {(unsigned char*)word.text, word.length};
-    NfcText normal;
-    size_t blanks = 0, first = 0; // first: blanks before all else
-    memset(&normal, 0, sizeof(normal));
-    for (size_t i = 0; i < text.length; i++) {
-        blanks += (size_t)bpe_is_ascii_blank_(text.text[i]);
-        first += first == i && bpe_is_ascii_blank_(text.text[i]);
-    }
-    CHECK(blanks == 0 || blanks == (pattern->style == BPE_SENTENCE ? first : text.length),
-          "%s: the added token \"%s\" has a blank among other characters, wanted it only where it is special",
-          path, bpe_excerpt(text).text);
-    CHECK(word.kind == BPE_RAW_WORDS || !pattern->normalizes ||
-              !nfc_apply(&bpe->rules.nfc, text.text, text.length, &normal),
-          "%s: the added token %s is not normalized", path, bpe_excerpt(text).text);
-    nfc_text_close(&normal);
-    const unsigned char last = text.text[text.length - 1];
-    const int puts_blank = pattern->style == BPE_SENTENCE && word.kind == BPE_RAW_WORDS &&
-                           pattern->digits & BPE_BLANK_BEFORE && !(pattern->digits & BPE_BLANK_ONCE);
-    if (word.trims || puts_blank) {
-        pattern->digits |= BPE_WORD_CHANGES | (last >= 0x80 || isalnum(last) ? BPE_NO_CUTS : 0);
-    }
-    bpe_words_add(&bpe->words, word);
 }
 
 // Adds the words once all tokens are set. Those that a normalized text is searched for are normalized,
@@ -647,10 +608,9 @@ static void bpe_add_json_words_(Bpe* bpe, const BpeJson_* v, const char* path) {
         const BpeAdded_ token = v->added[i];
         BpeWord word = {token.text.text, (uint32_t)token.text.length, (int)token.id,
                         token.is_raw || v->has_metaspace ? BPE_RAW_WORDS : BPE_NORMAL_WORDS, token.rstrip};
-        CHECK(token.is_special ||
-                  (!token.single_word && !token.lstrip && (!token.rstrip || is_sentence)),
-              "%s: the added token %s has single_word, lstrip or rstrip, wanted it only where it is special", path,
-              bpe_excerpt(token.text).text);
+        CHECK(token.is_special || (!token.single_word && !token.lstrip && (!token.rstrip || is_sentence)),
+              "%s: the added token %s has single_word, lstrip or rstrip, wanted it only where it is special",
+              path, bpe_excerpt(token.text).text);
         if (token.is_special) {
             continue;
         }
@@ -678,8 +638,8 @@ static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path)
             controls += token.text.text[k] < ' ' || token.text.text[k] == 0x7F;
         }
         CHECK(controls == 0 || (v->pattern.style == BPE_SENTENCE && !token.is_special),
-              "%s: the added token %zu has control characters, wanted a name without control characters", path,
-              token.id);
+              "%s: the added token %zu has control characters, wanted a name without control characters",
+              path, token.id);
         bpe_name_token_(bpe, (int)token.id, token.text.text, token.text.length);
         bpe->tokens[token.id].kind = token.is_special ? BPE_NAME : BPE_WORD;
     }
@@ -823,69 +783,7 @@ static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
     free(list);
 }
 
-// ---- files beside it ----
-
-BpeKept bpe_keep(const char* name, const void* bytes, size_t count) {
-    const BpeKept kept = {name, (unsigned char*)check_alloc(count ? count : 1, 1, name), count};
-    memcpy(kept.bytes, bytes, count);
-    return kept;
-}
-
-// Returns the id of an added token; -1: there is none of this name.
-static int bpe_find_name_(const Bpe* bpe, const char* name) { return name ? bpe_find_added(bpe, name) : -1; }
-
-// Returns an id of the files; -1: none, or beyond the vocabulary.
-static int bpe_id_of_file_(const Bpe* bpe, size_t id) { return id < (size_t)bpe->vocab_size ? (int)id : -1; }
-
-// Returns the name of a token, terminated, which the caller frees; NULL: there is no token.
-static char* bpe_name_of_(const Bpe* bpe, int id) {
-    int length = 0;
-    const char* name = id >= 0 ? bpe_token(bpe, id, &length) : NULL;
-    return name ? strndup(name, (size_t)length) : NULL;
-}
-
-// Finds the format of the card's template, and the token that ends an answer.
-static void bpe_recognize_chat_(Bpe* bpe) {
-    ModelCard* card = &bpe->card;
-    if (!card->chat_template) {
-        return;
-    }
-    char *bos = bpe_name_of_(bpe, card->bos), *eos = bpe_name_of_(bpe, card->eos);
-    card->chat_known = chat_recognize(&card->chat, card->chat_template, bos, eos);
-    if (card->chat_known != CHAT_UNKNOWN) {
-        const char* end = chat_format_end(&card->chat);
-        card->turn_end = end[0] == CHAT_EOS[0] ? card->eos : bpe_find_added(bpe, end);
-    }
-    free(bos);
-    free(eos);
-}
-
-// Sets the card from the files beside tokenizer.json, whose texts it takes over. The start token is
-// among the ends unless it only starts texts: the tokenizer puts it before each, and others end
-// them.
-void bpe_set_card(Bpe* bpe, CardFiles* files) {
-    ModelCard* card = &bpe->card;
-    const int eos = bpe_find_name_(bpe, files->eos), pad = bpe_id_of_file_(bpe, files->pad);
-    card->num_ends = 0;
-    for (int i = 0; i < files->num_ends; i++) {
-        if (bpe_id_of_file_(bpe, files->ends[i]) >= 0) {
-            model_card_add_end(card, (int)files->ends[i]);
-        }
-    }
-    if (eos >= 0) {
-        model_card_add_end(card, eos);
-    }
-    if (card->num_ends == 0 || !bpe->has_template) {
-        model_card_add_end(card, bpe->eot);
-    }
-    card->pad = pad >= 0 ? pad : bpe_find_name_(bpe, files->pad_name);
-    card->bos = files->has_names ? bpe_find_name_(bpe, files->bos) : bpe->eot;
-    card->eos = files->has_names ? eos : card->ends[0];
-    card->chat_template = files->chat_template;
-    card->generation = files->generation;
-    files->chat_template = files->generation = NULL;
-    bpe_recognize_chat_(bpe);
-}
+// ---- the vocabulary ----
 
 void bpe_open_json(Bpe* bpe, const BpeFile* file) {
     char error[ERROR_BYTES], directory[PATH_MAX];

@@ -38,7 +38,8 @@ static inline size_t bpe_unspell_blanks(unsigned char* text, size_t bytes) {
 }
 
 // Copies a text with single blanks, where BPE_BLANK_SINGLE asks for it. U+2581 is not one of those.
-static inline size_t bpe_copy_single_(const unsigned char* text, size_t bytes, int is_after, unsigned char* out) {
+static inline size_t bpe_copy_single_(const unsigned char* text, size_t bytes, int is_after,
+                                      unsigned char* out) {
     size_t n = 0;
     for (size_t i = 0; i < bytes; i++) {
         out[n] = text[i];
@@ -54,8 +55,8 @@ static inline int bpe_blanks_apply(int blanks, BpePlace place, const unsigned ch
                                    NfcText* out) {
     const int is_first = place == BPE_DOCUMENT || (place == BPE_AFTER_TOKEN && !(blanks & BPE_BLANK_ONCE));
     const int has_blank = bytes > 0 && (text[0] == ' ' || bpe_is_spelled_blank_(text, bytes));
-    const int leads = bytes > 0 && is_first && blanks & BPE_BLANK_BEFORE &&
-                      !(blanks & BPE_BLANK_MISSING && has_blank);
+    const int leads =
+        bytes > 0 && is_first && blanks & BPE_BLANK_BEFORE && !(blanks & BPE_BLANK_MISSING && has_blank);
     const int is_single = blanks & BPE_BLANK_SINGLE;
     const int is_spelled = bytes > 0 && memmem(text, bytes, BPE_BLANK_SPELLED, BPE_BLANK_BYTES_) != NULL;
     if (!leads && !is_single && !is_spelled) {
@@ -76,13 +77,23 @@ static inline int bpe_blanks_apply(int blanks, BpePlace place, const unsigned ch
     return 1;
 }
 
+// Returns the bytes of the first token of a text, without the blank that encoding put before it.
+static inline const char* bpe_first_token(const Bpe* bpe, int id, int* length) {
+    const char* text = bpe_token(bpe, id, length);
+    for (int i = 0; i<bpe->dropped_blanks&& * length> 0 && *text == ' '; i++, text++) {
+        --*length;
+    }
+    return text;
+}
+
 // Returns the byte that a token <0x0A> stands for; -1: it has another form.
 static inline int bpe_byte_of(const unsigned char* text, size_t length) {
     static const char digits[] = "0123456789ABCDEF";
     const char* high = length == 6 && text[3] ? strchr(digits, text[3]) : NULL;
     const char* low = length == 6 && text[4] ? strchr(digits, text[4]) : NULL;
-    return high && low && memcmp(text, "<0x", 3) == 0 && text[5] == '>' ? (int)(16 * (high - digits) + (low - digits))
-                                                                        : -1;
+    return high && low && memcmp(text, "<0x", 3) == 0 && text[5] == '>'
+               ? (int)(16 * (high - digits) + (low - digits))
+               : -1;
 }
 
 // Sets the token of a byte.
@@ -97,7 +108,8 @@ static inline void bpe_set_byte_(Bpe* bpe, int id, int byte, unsigned char* text
 static inline int bpe_finish_fallback_(Bpe* bpe, const char* name, char* error) {
     for (int byte = 0; byte < 256; byte++) {
         if (bpe->fallback[byte] < 0 && bpe->unknown < 0) {
-            return error_set(error, name, "no token <0x%02X>, wanted all 256 with byte_fallback, or an unknown token",
+            return error_set(error, name,
+                             "no token <0x%02X>, wanted all 256 with byte_fallback, or an unknown token",
                              (unsigned)byte);
         }
         bpe->fallback[byte] = bpe->unknown >= 0 ? bpe->unknown : bpe->fallback[byte];
@@ -152,7 +164,8 @@ static inline void bpe_print_sentence_token_(BpeToken_ token, FILE* file) {
     }
     for (uint32_t i = 0; i < token.length && token.kind != BPE_BYTE; i++) {
         const int is_blank = token.kind == BPE_TOKEN && token.text[i] == ' ';
-        fwrite(is_blank ? BPE_BLANK_SPELLED : (const char*)token.text + i, 1, is_blank ? BPE_BLANK_BYTES_ : 1, file);
+        fwrite(is_blank ? BPE_BLANK_SPELLED : (const char*)token.text + i, 1, is_blank ? BPE_BLANK_BYTES_ : 1,
+               file);
     }
 }
 
@@ -170,8 +183,8 @@ static inline void bpe_each_way_(const BpeWays_* ways, int id) {
         if ((token.text[i] & 0xC0) == 0x80) {
             continue;
         }
-        const BpeListed_ merge = {bpe_find(ways->bpe, text, i), bpe_find(ways->bpe, text + i, token.length - i), id,
-                                  0};
+        const BpeListed_ merge = {bpe_find(ways->bpe, text, i),
+                                  bpe_find(ways->bpe, text + i, token.length - i), id, 0};
         if (merge.left >= 0 && merge.right >= 0) {
             ways->on(ways->context, merge);
         }

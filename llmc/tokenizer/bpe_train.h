@@ -752,8 +752,7 @@ static void bpe_finish_extended_(Bpe* bpe, const Bpe* old, const int (*merges)[2
         }
     }
     for (int i = 0; i < n; i++) {
-        const BpeListed_ listed = {merges[i][0], merges[i][1], old->vocab_size + i,
-                                   old->num_ranks + i};
+        const BpeListed_ listed = {merges[i][0], merges[i][1], old->vocab_size + i, old->num_ranks + i};
         list[old->num_ranks + i] = listed;
     }
     CHECK(bpe_finish_ranks_(bpe, "BPE training", list, old->num_ranks + n, error), "%s", error);

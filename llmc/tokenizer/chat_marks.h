@@ -312,7 +312,8 @@ static void chat_put_content_(void* context, const char* text, size_t bytes, int
     ChatWriter_* w = (ChatWriter_*)context;
     const BpeRules* rules = &w->encoder->bpe->rules;
     size_t begin = 0;
-    if ((rules->pattern.normalizes && nfc_apply(&rules->nfc, (const unsigned char*)text, bytes, &w->normal)) ||
+    if ((rules->pattern.normalizes &&
+         nfc_apply(&rules->nfc, (const unsigned char*)text, bytes, &w->normal)) ||
         (rules->pattern.style == BPE_SENTENCE &&
          bpe_blanks_apply(0, BPE_REST, (const unsigned char*)text, bytes, &w->normal))) {
         text = (const char*)w->normal.text;
@@ -348,9 +349,8 @@ size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, const ChatMessag
     }
     for (size_t i = 0; i < count && messages[0].role >= (ChatRole)CHAT_ROLES; i++) {
         const int is_learned = messages[i].role == CHAT_COMPLETION;
-        const size_t begin = w.count,
-                     added = bpe_encode_at(encoder, i > 0 ? BPE_REST : BPE_DOCUMENT, messages[i].text,
-                                           messages[i].bytes, ids + begin);
+        const size_t begin = w.count, added = bpe_encode_at(encoder, i > 0 ? BPE_REST : BPE_DOCUMENT,
+                                                            messages[i].text, messages[i].bytes, ids + begin);
         for (size_t k = 0; k < added; k++) {
             chat_put_id_(&w, ids[begin + k], is_learned);
         }

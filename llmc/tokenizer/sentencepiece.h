@@ -87,8 +87,8 @@ static int spm_next_(SpmReader_* r, SpmField_* field) {
         field->value = spm_varint_(r);
         return 1;
     }
-    CHECK(type == 1 || type == 2 || type == 5, "%s: a field of wire type %d, wanted a tokenizer.model", r->path,
-          type);
+    CHECK(type == 1 || type == 2 || type == 5, "%s: a field of wire type %d, wanted a tokenizer.model",
+          r->path, type);
     const uint64_t bytes = type == 2 ? spm_varint_(r) : type == 1 ? 8 : 4;
     CHECK(bytes <= r->left, "%s: it ends too early, wanted a whole tokenizer.model", r->path);
     if (type == 2) {
@@ -138,8 +138,8 @@ static void spm_read_piece_(Spm_* s, SpmReader_ r) {
         }
     }
     CHECK(piece.text.length > 0, "%s: piece %zu is empty", s->path, s->count);
-    CHECK(!memchr(piece.text.text, ' ', piece.text.length), "%s: piece %zu has a blank, wanted U+2581", s->path,
-          s->count);
+    CHECK(!memchr(piece.text.text, ' ', piece.text.length), "%s: piece %zu has a blank, wanted U+2581",
+          s->path, s->count);
     CHECK(SPM_NORMAL <= piece.type && piece.type <= SPM_BYTE && piece.type != SPM_UNUSED,
           "%s: piece %zu, %s, is of type %s, wanted normal, unknown, control, user-defined or byte", s->path,
           s->count, bpe_excerpt(piece.text).text, piece.type == SPM_UNUSED ? "unused" : "that is not known");
@@ -153,14 +153,29 @@ static void spm_read_training_(Spm_* s, SpmReader_ r) {
     while (spm_next_(&r, &field)) {
         const int value = (int)(int64_t)field.value;
         switch (field.number) {
-        case 3: s->model_type = value; break;
-        case 24: s->has_suffix = value; break;
-        case 35: s->falls_back = value; break;
-        case 40: s->unknown = value; break;
-        case 41: s->bos = value; break;
-        case 42: s->eos = value; break;
-        case 43: s->pad = value; break;
-        default: break;
+        case 3:
+            s->model_type = value;
+            break;
+        case 24:
+            s->has_suffix = value;
+            break;
+        case 35:
+            s->falls_back = value;
+            break;
+        case 40:
+            s->unknown = value;
+            break;
+        case 41:
+            s->bos = value;
+            break;
+        case 42:
+            s->eos = value;
+            break;
+        case 43:
+            s->pad = value;
+            break;
+        default:
+            break;
         }
     }
 }
@@ -169,12 +184,23 @@ static void spm_read_normalization_(Spm_* s, SpmReader_ r) {
     SpmField_ field;
     while (spm_next_(&r, &field)) {
         switch (field.number) {
-        case 1: s->rule = field.bytes; break;
-        case 2: s->has_table = field.bytes.length > 0; break;
-        case 3: s->leads = field.value != 0; break;
-        case 4: s->is_single = field.value != 0; break;
-        case 5: s->escapes = field.value != 0; break;
-        default: break;
+        case 1:
+            s->rule = field.bytes;
+            break;
+        case 2:
+            s->has_table = field.bytes.length > 0;
+            break;
+        case 3:
+            s->leads = field.value != 0;
+            break;
+        case 4:
+            s->is_single = field.value != 0;
+            break;
+        case 5:
+            s->escapes = field.value != 0;
+            break;
+        default:
+            break;
         }
     }
 }
@@ -226,7 +252,8 @@ static void spm_set_tokens_(Bpe* bpe, const Spm_* s) {
         } else {
             text->length = bpe_unspell_blanks(text->text, text->length);
             CHECK(piece.type == SPM_USER || bpe_set_token_(bpe, piece.id, text->text, text->length),
-                  "%s: piece %zu is piece %d again", s->path, i, bpe_find(bpe, (const char*)text->text, text->length));
+                  "%s: piece %zu is piece %d again", s->path, i,
+                  bpe_find(bpe, (const char*)text->text, text->length));
         }
         if (piece.type == SPM_USER) {
             const BpeWord word = {text->text, (uint32_t)text->length, piece.id, BPE_NORMAL_WORDS, 0};
@@ -264,8 +291,8 @@ typedef struct {
 
 static void spm_add_merge_(void* context, BpeListed_ merge) {
     SpmMerges_* merges = (SpmMerges_*)context;
-    merges->list =
-        (BpeListed_*)check_reserve(merges->list, &merges->room, merges->count + 1, sizeof(BpeListed_), "merges");
+    merges->list = (BpeListed_*)check_reserve(merges->list, &merges->room, merges->count + 1,
+                                              sizeof(BpeListed_), "merges");
     merge.rank = merges->rank;
     merges->list[merges->count++] = merge;
 }
@@ -286,7 +313,8 @@ static SpmMerges_ spm_merges_(const Bpe* bpe, Spm_* s) {
         bpe_each_way_(&ways, piece->id);
         if (merges.count > before) {
             CHECK(!last || last->score != piece->score,
-                  "%s: pieces %d and %d have the same score, wanted an order of merges", s->path, last->id, piece->id);
+                  "%s: pieces %d and %d have the same score, wanted an order of merges", s->path, last->id,
+                  piece->id);
             last = piece;
             merges.rank++;
         }
@@ -340,7 +368,8 @@ void sentencepiece_open(Bpe* bpe, const BpeFile* file) {
     bpe->fuses_unknown = bpe->unknown >= 0;
     bpe->dropped_blanks = s.is_single ? INT_MAX : s.leads;
     SpmMerges_ merges = spm_merges_(bpe, &s);
-    CHECK(merges.count <= BPE_MAX_VOCAB, "%s: %zu merges, wanted at most %d", file->path, merges.count, BPE_MAX_VOCAB);
+    CHECK(merges.count <= BPE_MAX_VOCAB, "%s: %zu merges, wanted at most %d", file->path, merges.count,
+          BPE_MAX_VOCAB);
     CHECK(bpe_finish_fallback_(bpe, file->path, error) &&
               bpe_finish_ranks_(bpe, file->path, merges.list, (int)merges.count, error),
           "%s", error);

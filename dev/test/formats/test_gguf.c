@@ -353,8 +353,14 @@ TEST(gguf_sentence) {
     expect_bool(&r, "tokenizer.ggml.remove_extra_whitespaces", 0);
     expect_array(&r, "tokenizer.ggml.token_type", 5, (uint64_t)cfg.V);
     for (int id = 0; id < cfg.V; id++) {
-        const uint32_t type = take_u32(&r), other = id == newlines ? 4 : id == zero ? 6 : id == piece ? 1 : type;
-        EXPECT(type == (id <= 5 ? wanted[id].type : id == bpe.vocab_size ? 5 : other), "token %d: %u", id, type);
+        const uint32_t type = take_u32(&r), other = id == newlines ? 4
+                                                    : id == zero   ? 6
+                                                    : id == piece  ? 1
+                                                                   : type;
+        EXPECT(type == (id <= 5                ? wanted[id].type
+                        : id == bpe.vocab_size ? 5
+                                               : other),
+               "token %d: %u", id, type);
     }
     expect_u32(&r, "tokenizer.ggml.bos_token_id", 2);
     expect_u32(&r, "tokenizer.ggml.eos_token_id", 1);

@@ -83,8 +83,7 @@ static char* decode(const Bpe* bpe, const int* ids, size_t count, size_t* bytes)
     FILE* file = open_memstream(&text, bytes);
     for (size_t i = 0; i < count; i++) {
         int length;
-        const char* token =
-            i == 0 ? bpe_first_token(bpe, ids[i], &length) : bpe_token(bpe, ids[i], &length);
+        const char* token = i == 0 ? bpe_first_token(bpe, ids[i], &length) : bpe_token(bpe, ids[i], &length);
         fwrite(token, 1, (size_t)length, file);
     }
     fclose(file);
@@ -101,7 +100,8 @@ static size_t encode(Sentence* one, const char* text, size_t bytes, size_t step,
         end = end + step < bytes ? end + step : bytes;
         const size_t n =
             end < bytes ? bpe_last_cut(&one->bpe.rules, copy + 1 + begin, end - begin) : end - begin;
-        count += bpe_encode_at(&one->encoder, begin > 0 ? BPE_REST : BPE_DOCUMENT, copy + 1 + begin, n, ids + count);
+        count += bpe_encode_at(&one->encoder, begin > 0 ? BPE_REST : BPE_DOCUMENT, copy + 1 + begin, n,
+                               ids + count);
         begin += n;
     }
     free(copy);
@@ -119,11 +119,13 @@ static void test_case(Sentences* all, uint32_t number, const char* text, size_t 
                          count = encode(one, text, bytes, step, ids);
             size_t decoded_bytes;
             char* decoded = decode(&one->bpe, ids, count, &decoded_bytes);
-            EXPECT(hash_of(ids, count) == wanted[i][0], "%s, case %u, pass %d: \"%.*s\"", one->name, number, again,
-                   (int)(bytes < 100 ? bytes : 100), text);
-            EXPECT(wanted[i][1] == 0 || hash_bytes(0xCBF29CE484222325, decoded, decoded_bytes) == wanted[i][1],
+            EXPECT(hash_of(ids, count) == wanted[i][0], "%s, case %u, pass %d: \"%.*s\"", one->name, number,
+                   again, (int)(bytes < 100 ? bytes : 100), text);
+            EXPECT(wanted[i][1] == 0 ||
+                       hash_bytes(0xCBF29CE484222325, decoded, decoded_bytes) == wanted[i][1],
                    "%s, case %u decoded: \"%.*s\", from \"%.*s\"", one->name, number,
-                   (int)(decoded_bytes < 100 ? decoded_bytes : 100), decoded, (int)(bytes < 100 ? bytes : 100), text);
+                   (int)(decoded_bytes < 100 ? decoded_bytes : 100), decoded,
+                   (int)(bytes < 100 ? bytes : 100), text);
             free(decoded);
         }
         free(ids);
@@ -153,7 +155,8 @@ TEST(sentence_cases) {
 
 // Bytes that are no UTF-8 are characters of their own, and come back.
 TEST(sentence_bytes) {
-    static const char* const names[] = {"llama2.model", "gemma.model", "crossing.model", "llama2.json", "always.json"};
+    static const char* const names[] = {"llama2.model", "gemma.model", "crossing.model", "llama2.json",
+                                        "always.json"};
     enum { BYTES = 3000 };
     for (size_t k = 0; k < sizeof(names) / sizeof(names[0]); k++) {
         Sentence one;
@@ -188,7 +191,8 @@ TEST(sentence_merging) {
             size_t n = 0;
             while (n < BPE_SHORT_) {
                 state = state * 6364136223846793005u + 1442695040888963407u;
-                const char* token = bpe_token(&one.bpe, (int)((state >> 33) % (uint64_t)one.bpe.vocab_size), &length);
+                const char* token =
+                    bpe_token(&one.bpe, (int)((state >> 33) % (uint64_t)one.bpe.vocab_size), &length);
                 for (int at = 0; at < length && n < BPE_SHORT_; at++) {
                     piece[n++] = (unsigned char)token[at];
                 }
@@ -217,32 +221,43 @@ static char* read_fixture(const char* name, size_t* bytes) {
 // What is not known is refused by name.
 TEST(sentence_refused) {
     static const char* const cases[][4] = {
-        {"llama2.json", "\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}",
+        {"llama2.json", "\"pre_tokenizer\":null",
+         "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}",
          "blanks are U+2581, but the pre_tokenizer has a pattern, wanted null or Metaspace"},
         {"llama2.json", "\"pre_tokenizer\":null",
-         "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\xE2\x96\x81\"}", "wanted only one of them"},
+         "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\xE2\x96\x81\"}",
+         "wanted only one of them"},
         {"llama2.json", "\"type\":\"Prepend\",\"prepend\":\"\xE2\x96\x81\"", "\"type\":\"NFC\"",
          "normalization by NFC, and of blanks"},
         {"llama2.json", "\"prepend\":\"\xE2\x96\x81\"", "\"prepend\":\"_\"", "wanted Prepend of U+2581"},
-        {"llama2.json", "\"content\":\"\xE2\x96\x81\"", "\"content\":\"_\"", "wanted Replace of a blank by U+2581"},
-        {"mistral.json", "\"replacement\":\"\xE2\x96\x81\"", "\"replacement\":\"_\"", "Metaspace with the scheme first"},
-        {"mistral.json", "\"prepend_scheme\":\"first\"", "\"prepend_scheme\":\"last\"", "Metaspace with the scheme last"},
-        {"gemma.json", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\xE2\x96\x81\"}",
+        {"llama2.json", "\"content\":\"\xE2\x96\x81\"", "\"content\":\"_\"",
+         "wanted Replace of a blank by U+2581"},
+        {"mistral.json", "\"replacement\":\"\xE2\x96\x81\"", "\"replacement\":\"_\"",
+         "Metaspace with the scheme first"},
+        {"mistral.json", "\"prepend_scheme\":\"first\"", "\"prepend_scheme\":\"last\"",
+         "Metaspace with the scheme last"},
+        {"gemma.json",
+         "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\xE2\x96\x81\"}",
          "\"normalizer\":null", "a model with byte_fallback, wanted U+2581 for blanks"},
-        {"llama2.json", "{\"type\":\"Fuse\"}", "{\"type\":\"WordPiece\"}", "the decoder WordPiece, wanted Replace"},
+        {"llama2.json", "{\"type\":\"Fuse\"}", "{\"type\":\"WordPiece\"}",
+         "the decoder WordPiece, wanted Replace"},
         {"llama2.json", "<0x1F>", "<0x1G>", "no token <0x1F>, wanted all 256 with byte_fallback"},
-        {"unknown.json", "\"unk_token\":\"<unk>\"", "\"unk_token\":null", "neither byte_fallback nor an unk_token"},
-        {"unknown.json", "\"unk_token\":\"<unk>\"", "\"unk_token\":\"<oov>\"", "no token is the unk_token <oov>"},
-        {"phi3.json", "\"content\":\"<tag>\",\"single_word\":false", "\"content\":\"<tag>\",\"single_word\":true",
-         "<tag> has single_word, lstrip or rstrip"},
+        {"unknown.json", "\"unk_token\":\"<unk>\"", "\"unk_token\":null",
+         "neither byte_fallback nor an unk_token"},
+        {"unknown.json", "\"unk_token\":\"<unk>\"", "\"unk_token\":\"<oov>\"",
+         "no token is the unk_token <oov>"},
+        {"phi3.json", "\"content\":\"<tag>\",\"single_word\":false",
+         "\"content\":\"<tag>\",\"single_word\":true", "<tag> has single_word, lstrip or rstrip"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         size_t bytes;
         char *text = read_fixture(cases[i][0], &bytes), *at = strstr(text, cases[i][1]);
         char* changed = (char*)check_alloc(bytes + 128, 1, "a tokenizer");
         CHECK(at, "%s is not in %s", cases[i][1], cases[i][0]);
-        snprintf(changed, bytes + 128, "%.*s%s%s", (int)(at - text), text, cases[i][2], at + strlen(cases[i][1]));
-        EXPECT(test_dies(open_path, test_write("changed.json", changed, strlen(changed)), EXIT_FAILURE, cases[i][3]),
+        snprintf(changed, bytes + 128, "%.*s%s%s", (int)(at - text), text, cases[i][2],
+                 at + strlen(cases[i][1]));
+        EXPECT(test_dies(open_path, test_write("changed.json", changed, strlen(changed)), EXIT_FAILURE,
+                         cases[i][3]),
                "%s", cases[i][2]);
         free(changed);
         free(text);
@@ -260,19 +275,35 @@ TEST(sentence_model_refused) {
         {"\x1A\x0D\x0A\x08nmt_nfkc\x12\x01x", "normalization by nmt_nfkc, wanted identity", 15},
         {"\x1A\x02\x28\x00", "escape_whitespaces is off", 4},
         {"\x12\x03\xC0\x01\x01", "treat_whitespace_as_suffix", 5},
-        {"\x12\x16\xC8\x02\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01\xD0\x02\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01",
+        {"\x12\x16\xC8\x02\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01\xD0\x02\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF"
+         "\xFF\x01",
          "no control piece starts or ends a text", 0},
         {"\x0A\x05\x0A\x01q\x18\x05", "q, is of type unused, wanted normal", 7},
         {"\x0A\x05\x0A\x01q\x18\x09", "q, is of type that is not known", 7},
-        {"\x0A\x05\x0A\x03" "a b", "has a blank, wanted U+2581", 7},
-        {"\x0A\x03\x0A\x01" "e", "again", 5},
+        {"\x0A\x05\x0A\x03"
+         "a b",
+         "has a blank, wanted U+2581", 7},
+        {"\x0A\x03\x0A\x01"
+         "e",
+         "again", 5},
         {"\x0A\x00", "is empty", 2},
         {"\x0A\x09\x0A\x02zq\x15\x00\x00\x00\x00", "have the same score", 11},
-        {"\x0A\x0A\x0A\x03" "zqz" "\x15\x00\x00\xC0\x7F", "is not finite", 12},
-        {"\x0A\x0B\x0A\x04\xE2\x82\xAC" "e" "\x15\x00\x00\x80\x40", "has a character that is no piece", 13},
-        {"\x0A\x07\x0A\x03" "abc" "\x18\x06", "is a byte, but not of the form", 9},
+        {"\x0A\x0A\x0A\x03"
+         "zqz"
+         "\x15\x00\x00\xC0\x7F",
+         "is not finite", 12},
+        {"\x0A\x0B\x0A\x04\xE2\x82\xAC"
+         "e"
+         "\x15\x00\x00\x80\x40",
+         "has a character that is no piece", 13},
+        {"\x0A\x07\x0A\x03"
+         "abc"
+         "\x18\x06",
+         "is a byte, but not of the form", 9},
         {"\x0A", "it ends too early", 1},
-        {"\x0A\x7F" "abc", "it ends too early", 5},
+        {"\x0A\x7F"
+         "abc",
+         "it ends too early", 5},
         {"\x0B", "a field of wire type 3", 1},
         {"\x08\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF", "more than 64 bits", 12},
     };
@@ -282,8 +313,8 @@ TEST(sentence_model_refused) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         if (cases[i].bytes > 0) {
             memcpy(text + bytes, cases[i].more, cases[i].bytes);
-            EXPECT(test_dies(open_path, test_write("changed.model", text, bytes + cases[i].bytes), EXIT_FAILURE,
-                             cases[i].wanted),
+            EXPECT(test_dies(open_path, test_write("changed.model", text, bytes + cases[i].bytes),
+                             EXIT_FAILURE, cases[i].wanted),
                    "%zu", i);
         }
     }
@@ -301,17 +332,20 @@ TEST(sentence_roles) {
     static const struct {
         const char *name, *start, *end;
         int is_in_gguf;
-    } wanted[] = {{"llama2.model", "<s>", "</s>", 1}, {"gemma.model", "<bos>", "<eos>", 1}, {"single.model", "<s>", "</s>", 1},
-                  {"crossing.model", "<s>", "</s>", 1}, {"llama2.json", "<s>", NULL, 1}, {"gemma.json", "<bos>", NULL, 1},
-                  {"mistral.json", "<s>", NULL, 1},     {"whole.json", "<s>", NULL, 0},  {"always.json", "<s>", NULL, 0}};
+    } wanted[] = {{"llama2.model", "<s>", "</s>", 1}, {"gemma.model", "<bos>", "<eos>", 1},
+                  {"single.model", "<s>", "</s>", 1}, {"crossing.model", "<s>", "</s>", 1},
+                  {"llama2.json", "<s>", NULL, 1},    {"gemma.json", "<bos>", NULL, 1},
+                  {"mistral.json", "<s>", NULL, 1},   {"whole.json", "<s>", NULL, 0},
+                  {"always.json", "<s>", NULL, 0}};
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
         Sentence one;
         open_named(&one, wanted[i].name);
         const Bpe* bpe = &one.bpe;
         const char* end = wanted[i].end ? wanted[i].end : wanted[i].start;
-        EXPECT(bpe->eot == bpe_find_added(bpe, wanted[i].start) && bpe_is_end(bpe, bpe_find_added(bpe, end)), "%s",
+        EXPECT(bpe->eot == bpe_find_added(bpe, wanted[i].start) && bpe_is_end(bpe, bpe_find_added(bpe, end)),
+               "%s", wanted[i].name);
+        EXPECT(bpe->card.num_ends == 1 && bpe->card.ends[0] == bpe_find_added(bpe, end), "%s",
                wanted[i].name);
-        EXPECT(bpe->card.num_ends == 1 && bpe->card.ends[0] == bpe_find_added(bpe, end), "%s", wanted[i].name);
         const char* pre = bpe_gguf_pre(bpe);
         EXPECT(wanted[i].is_in_gguf ? pre && strcmp(pre, "default") == 0 : !pre, "%s", wanted[i].name);
         EXPECT(bpe->has_template && !bpe_is_like_gpt2(bpe), "%s", wanted[i].name);
@@ -329,7 +363,8 @@ TEST(sentence_roles) {
 
 // A directory of a model is read and written with the tokenizer's own file.
 TEST(sentence_directory) {
-    static const char* const names[][2] = {{"llama2.model", "tokenizer.model"}, {"gemma.json", "tokenizer.json"}};
+    static const char* const names[][2] = {{"llama2.model", "tokenizer.model"},
+                                           {"gemma.json", "tokenizer.json"}};
     for (int k = 0; k < 2; k++) {
         size_t bytes, again_bytes;
         char path[PATH_MAX], error[ERROR_BYTES], *again;
@@ -349,7 +384,9 @@ TEST(sentence_directory) {
         CHECK(file_try_read(path, 1 << 20, &again, &again_bytes, error), "%s", error);
         EXPECT(again_bytes == bytes && memcmp(again, text, bytes) == 0, "%s", names[k][0]);
         tokenizer_open_file(&other, test_path("written"));
-        EXPECT(tokenizer_is_same(&tokenizer, &other) && bpe_checksum(tokenizer.bpe) == bpe_checksum(other.bpe), "");
+        EXPECT(tokenizer_is_same(&tokenizer, &other) &&
+                   bpe_checksum(tokenizer.bpe) == bpe_checksum(other.bpe),
+               "");
         tokenizer_close(&other);
         tokenizer_close(&tokenizer);
         remove(path);
