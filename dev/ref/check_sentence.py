@@ -44,11 +44,11 @@ def check(path, encode, decode, unknown, text, what):
     if ours != theirs:
         failures += 1
         at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
-        print(f"FAILED: {path.name}, {what}: token {at} is {ours[at:at + 6]}, wanted {theirs[at:at + 6]} of {len(theirs)}")
+        print(f"FAILED: {path.name}, {what}: token {at} is {ours[at:at + 6]}, wanted {theirs[at:at + 6]} of {len(theirs)}", flush=True)
     elif unknown not in ours and not (path.name.startswith("single") and fixtures.BLANK in text):
         if run("--decode", path, text=" ".join(map(str, ours)).encode()).decode() != decode(theirs):
             failures += 1
-            print(f"FAILED: {path.name}, {what}: decoded")
+            print(f"FAILED: {path.name}, {what}: decoded", flush=True)
 
 
 def noise(rng, bytes_wanted, kinds):
@@ -137,6 +137,7 @@ def main():
             return
         everything = list(texts())
         for path, encode, decode, unknown in opened(Path(name)):
+            print(path.name, flush=True)
             for what, text in everything:
                 check(path, encode, decode, unknown, text, what)
         print(f"check_sentence: {checks} texts, {failures} failed")
