@@ -354,7 +354,7 @@ TEST(sentence_roles) {
     Sentence one;
     float scores[4096];
     open_named(&one, "llama2.model");
-    CHECK(one.bpe.vocab_size <= 4096 && bpe_gguf_scores(&one.bpe, scores), "");
+    CHECK(one.bpe.vocab_size <= 4096 && bpe_gguf_scores(&one.bpe, scores), "scores");
     for (int id = 3 + 256; scores[id] != scores[one.bpe.vocab_size - 1]; id++) { // the last is a character
         EXPECT(scores[id] == (float)(259 - id - 1), "%d: %g", id, scores[id]);
     }
