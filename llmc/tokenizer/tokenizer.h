@@ -74,6 +74,9 @@ int tokenizer_is_in(const char* path);
 // Returns the bytes of a token, without a terminating zero; valid until the tokenizer is closed.
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
 
+// Returns the bytes of the first token of a text: without a blank that encoding put before the text.
+const char* tokenizer_decode_first(const Tokenizer* tokenizer, int id, int* length);
+
 // Returns the number of bytes that a token stands for: 0 for end-of-text and other names, and for
 // ids beyond the vocabulary, which a model may have.
 int tokenizer_bytes(const Tokenizer* tokenizer, int id);
@@ -124,6 +127,10 @@ int tokenizer_longest(const Tokenizer* tokenizer);
 // if the words cannot express the text, or the tokens can only be decoded.
 int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids, size_t* count,
                          char* error);
+
+// Encodes the rest of a text whose start is encoded already.
+int tokenizer_try_encode_rest(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids,
+                              size_t* count, char* error);
 
 // Encodes a text of the command line: text that cannot be encoded is a usage error. Returns the
 // count.
@@ -253,7 +260,8 @@ void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const
 int tokenizer_is_in(const char* path) {
     char file[PATH_MAX];
     return file_is_directory(path) &&
-           (bpe_path(file, path, "tokenizer.json") || bpe_path(file, path, "merges.txt"));
+           (bpe_path(file, path, "tokenizer.json") || bpe_path(file, path, "tokenizer.model") ||
+            bpe_path(file, path, "merges.txt"));
 }
 
 // ---- use ----
@@ -268,6 +276,11 @@ const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     const TokenText token = id == tokenizer->eot ? end : tokenizer->list.words[id];
     *length = token.length;
     return token.text;
+}
+
+const char* tokenizer_decode_first(const Tokenizer* tokenizer, int id, int* length) {
+    return tokenizer_is_(tokenizer, "gpt2") ? bpe_first_token(tokenizer->bpe, id, length)
+                                            : tokenizer_decode(tokenizer, id, length);
 }
 
 // True if it was added to the vocabulary as a special token. The stand-in vocabulary has fewer
@@ -449,6 +462,15 @@ int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t by
         ids[i] = (unsigned char)text[i];
     }
     *count = bytes;
+    return 1;
+}
+
+int tokenizer_try_encode_rest(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids,
+                              size_t* count, char* error) {
+    if (!tokenizer_is_(tokenizer, "gpt2")) {
+        return tokenizer_try_encode(tokenizer, text, bytes, ids, count, error);
+    }
+    *count = bpe_encode_at(tokenizer->encoder, BPE_REST, text, bytes, ids);
     return 1;
 }
 
