@@ -85,6 +85,17 @@ static size_t task_encode_(TaskReader_* r, const char* text, size_t bytes, size_
     return tokenizer_encode(r->settings.tokenizer, text, bytes, ids);
 }
 
+// Encodes a text that continues the one before it.
+static size_t task_encode_rest_(TaskReader_* r, const char* text, size_t bytes, size_t at) {
+    int* ids = task_begin(r->task, at + tokenizer_most_ids(r->settings.tokenizer, bytes)) + at;
+    char error[ERROR_BYTES];
+    size_t count;
+    if (!tokenizer_try_encode_rest(r->settings.tokenizer, text, bytes, ids, &count, error)) {
+        die_usage("%s", error);
+    }
+    return count;
+}
+
 // Adds the tokens of a context and an ending.
 static int task_add_pair_(TaskReader_* r, TaskText context, TaskText ending, TaskForm form) {
     if (form != TASK_HELLASWAG) {
@@ -108,7 +119,7 @@ static int task_add_pair_(TaskReader_* r, TaskText context, TaskText ending, Tas
         *task_begin(r->task, 1) = r->settings.eot;
         before = 1;
     }
-    return task_add_ending_(r, before, task_encode_(r, r->text, ending.bytes + (size_t)has_blank, before));
+    return task_add_ending_(r, before, task_encode_rest_(r, r->text, ending.bytes + (size_t)has_blank, before));
 }
 
 // Adds each context of a record with each of its endings.
