@@ -345,11 +345,15 @@ static void gguf_pair_tokenizer_(GgufWriter* w, GgufLines_ which, const Bpe* bpe
     free(text);
 }
 
+// Returns the token of unknown characters of SentencePiece's kind; -1: none.
+static int gguf_unknown_(const Bpe* bpe) {
+    return bpe->rules.pattern.style == BPE_SENTENCE ? bpe_find_added(bpe, "<unk>") : -1;
+}
+
 // Writes the tokens around texts and the template of chats. The file has two ends of a text: the
 // document's, and the end of an answer or another one.
 static void gguf_put_card_(GgufWriter* w, const Bpe* bpe, const ModelCard* card) {
-    const int unknown = bpe->unknown >= 0 ? bpe->unknown : bpe_find_added(bpe, "<unk>");
-    const int has_unknown = bpe->rules.pattern.style == BPE_SENTENCE && unknown >= 0;
+    const int unknown = gguf_unknown_(bpe);
     int eos = 0;
     while (eos + 1 < card->num_ends && card->ends[eos] == card->turn_end) {
         eos++;
@@ -358,7 +362,7 @@ static void gguf_put_card_(GgufWriter* w, const Bpe* bpe, const ModelCard* card)
               eot = card->turn_end >= 0 ? card->turn_end : other;
     gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", card->start);
     gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", card->ends[eos]);
-    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", has_unknown ? unknown : card->start);
+    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", unknown >= 0 ? unknown : card->start);
     if (eot >= 0) {
         gguf_pair_u32_(w, "tokenizer.ggml.eot_token_id", eot);
     }
@@ -371,29 +375,19 @@ static void gguf_put_card_(GgufWriter* w, const Bpe* bpe, const ModelCard* card)
 }
 
 // Types of tokens.
-typedef enum {
-    GGUF_NORMAL_ = 1,
-    GGUF_UNKNOWN_,
-    GGUF_CONTROL_,
-    GGUF_USER_,
-    GGUF_UNUSED_,
-    GGUF_BYTE_
-} GgufToken_;
+enum { GGUF_NORMAL_ = 1, GGUF_UNKNOWN_, GGUF_CONTROL_, GGUF_USER_, GGUF_UNUSED_, GGUF_BYTE_ };
 
-static GgufToken_ gguf_token_type_(const Bpe* bpe, int id) {
+static uint32_t gguf_token_type_(const Bpe* bpe, int id, int unknown) {
     if (id >= bpe->vocab_size) {
         return GGUF_UNUSED_;
     }
-    if (bpe->rules.pattern.style == BPE_SENTENCE) {
-        const BpeKind kind = bpe->tokens[id].kind;
-        const int is_unknown = id == bpe->unknown || (kind == BPE_NAME && id == bpe_find_added(bpe, "<unk>"));
-        return is_unknown         ? GGUF_UNKNOWN_
-               : kind == BPE_NAME ? GGUF_CONTROL_
-               : kind == BPE_WORD ? GGUF_USER_
-               : kind == BPE_BYTE ? GGUF_BYTE_
-                                  : GGUF_NORMAL_;
-    }
-    return bpe_is_name(bpe, id) ? GGUF_CONTROL_ : GGUF_NORMAL_;
+    const BpeKind kind = bpe->tokens[id].kind;
+    const int is_sentence = bpe->rules.pattern.style == BPE_SENTENCE;
+    return id == unknown                     ? GGUF_UNKNOWN_
+           : kind == BPE_NAME                ? GGUF_CONTROL_
+           : kind == BPE_BYTE                ? GGUF_BYTE_
+           : is_sentence && kind == BPE_WORD ? GGUF_USER_
+                                             : GGUF_NORMAL_;
 }
 
 // Writes the tokens of SentencePiece's kind, which may have any characters, and their scores.
@@ -419,9 +413,8 @@ static void gguf_put_sentence_(GgufWriter* w, const Bpe* bpe, int V) {
     gguf_put_u32_(w, GGUF_FLOAT_);
     gguf_put_u64_(w, (uint64_t)V);
     gguf_put_bytes_(w, scores, (size_t)V * sizeof(float));
-    gguf_pair_bool_(w, "tokenizer.ggml.add_space_prefix", bpe->rules.pattern.digits & BPE_BLANK_BEFORE);
-    gguf_pair_bool_(w, "tokenizer.ggml.remove_extra_whitespaces",
-                    bpe->rules.pattern.digits & BPE_BLANK_SINGLE);
+    gguf_pair_bool_(w, "tokenizer.ggml.add_space_prefix", bpe_puts_blank(bpe));
+    gguf_pair_bool_(w, "tokenizer.ggml.remove_extra_whitespaces", 0);
     free(scores);
 }
 
@@ -432,7 +425,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, const ModelCard* 
         gguf_own_u32_(w, "vocab_size", V);
         return;
     }
-    const int is_sentence = bpe->rules.pattern.style == BPE_SENTENCE;
+    const int is_sentence = bpe->rules.pattern.style == BPE_SENTENCE, unknown = gguf_unknown_(bpe);
     gguf_pair_string_(w, "tokenizer.ggml.model", is_sentence ? "llama" : "gpt2");
     gguf_pair_string_(w, "tokenizer.ggml.pre", bpe_gguf_pre(bpe));
     if (is_sentence) {
@@ -444,7 +437,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, const ModelCard* 
     gguf_put_u32_(w, GGUF_I32_);
     gguf_put_u64_(w, (uint64_t)V);
     for (int id = 0; id < V; id++) {
-        gguf_put_u32_(w, (uint32_t)gguf_token_type_(bpe, id));
+        gguf_put_u32_(w, gguf_token_type_(bpe, id, unknown));
     }
     if (!is_sentence) {
         gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);

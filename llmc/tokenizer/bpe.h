@@ -79,10 +79,6 @@ typedef struct {
     BpeToken_* tokens;     // (V), into `buffer`
     unsigned char* buffer; // bytes of all tokens
     int byte_ids[256];     // tokens of single bytes
-    int fallback[256];     // SentencePiece's kind: tokens of bytes of characters that are no token
-    int unknown;           // token of such a character, where single bytes have none; -1: they have
-    int fuses_unknown;     // 1: several such characters are one token
-    int dropped_blanks;    // blanks at the start of a decoded text that encoding put there, at most
     // (256, 256) unions of two bytes, or BPE_NONE_: most merging starts and ends here
     int* byte_pairs;
     BpePairs_ pairs;  // unions of two tokens
@@ -287,14 +283,10 @@ static inline size_t bpe_characters_(const Bpe* bpe, const unsigned char* piece,
     size_t count = 0, length;
     for (size_t i = 0; i < n; i += length) {
         uint32_t c;
-        length = piece[i] < 0x80 ? 1 : (size_t)utf8_decode(piece + i, n - i, &c);
+        length = (size_t)utf8_decode(piece + i, n - i, &c);
         const int id = length == 1 ? bpe->byte_ids[piece[i]] : bpe_find(bpe, (const char*)piece + i, length);
-        if (id >= 0 || bpe->unknown >= 0) {
-            ids[count++] = id >= 0 ? id : bpe->unknown;
-            continue;
-        }
-        for (size_t k = 0; k < length; k++) {
-            ids[count++] = bpe->fallback[piece[i + k]];
+        for (size_t k = 0; k < (id < 0 ? length : 1); k++) {
+            ids[count++] = id < 0 ? bpe->byte_ids[piece[i + k]] : id;
         }
     }
     return count;
@@ -609,8 +601,7 @@ static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buff
     bpe->vocab_size = bpe->num_ranks = (int)V;
     bpe->eot = (int)eot;
     bpe->card = model_card_of((int)eot);
-    bpe->unknown = -1;
-    memset(bpe->fallback, -1, sizeof(bpe->fallback));
+    memset(bpe->byte_ids, -1, sizeof(bpe->byte_ids));
     bpe_rules_open(&bpe->rules, pattern);
     bpe->buffer = buffer;
     bpe->tokens = (BpeToken_*)check_alloc(V, sizeof(BpeToken_), "vocabulary");
@@ -681,8 +672,8 @@ static inline int bpe_finish_bytes_(Bpe* bpe, const char* name, char* error) {
     }
     for (int byte = 0; byte < 256; byte++) {
         const char text = (char)byte;
-        bpe->byte_ids[byte] = bpe_find(bpe, &text, 1);
-        bpe->byte_ids[byte] = bpe->byte_ids[byte] < 0 ? bpe->fallback[byte] : bpe->byte_ids[byte];
+        const int id = bpe_find(bpe, &text, 1);
+        bpe->byte_ids[byte] = id < 0 ? bpe->byte_ids[byte] : id; // of SentencePiece's kind: <0x0A>
         if (bpe->byte_ids[byte] < 0) {
             return error_set(error, name, "no token is the byte 0x%02X, wanted all 256", (unsigned)byte);
         }
@@ -850,17 +841,12 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
 // True if no text encodes to this token: bpe_token gives its name.
 static inline int bpe_is_name(const Bpe* bpe, int id) { return bpe->tokens[id].kind == BPE_NAME; }
 
-// Returns the id of an added token, a name or a word; -1 if there is none of this name. A word of
-// SentencePiece's kind may have the blank before it.
+// Returns the id of an added token, a name or a word; -1 if there is none of this name.
 static inline int bpe_find_added(const Bpe* bpe, const char* name) {
     const size_t bytes = strlen(name);
     for (int id = 0; id < bpe->vocab_size; id++) {
-        BpeToken_ token = bpe->tokens[id];
+        const BpeToken_ token = bpe->tokens[id];
         const int is_added = token.kind == BPE_NAME || token.kind == BPE_WORD;
-        const int has_blank = bpe->rules.pattern.style == BPE_SENTENCE && token.kind == BPE_WORD &&
-                              token.length == bytes + 1 && token.text[0] == ' ';
-        token.text += has_blank;
-        token.length -= (uint32_t)has_blank;
         if (is_added && token.length == bytes && memcmp(token.text, name, bytes) == 0) {
             return id;
         }

@@ -378,19 +378,7 @@ typedef struct {
 
 static void bpe_encode_text_(void* context, const unsigned char* text, size_t bytes) {
     BpeEncoding_* encoding = (BpeEncoding_*)context;
-    const Bpe* bpe = encoding->encoder->bpe;
-    int* ids = encoding->ids + encoding->count;
-    size_t count = bpe_encode_plain_(encoding->encoder, text, bytes, ids);
-    if (bpe->fuses_unknown) {
-        const size_t all = count;
-        count = 0;
-        for (size_t i = 0; i < all; i++) {
-            if (count == 0 || ids[i] != bpe->unknown || ids[count - 1] != bpe->unknown) {
-                ids[count++] = ids[i];
-            }
-        }
-    }
-    encoding->count += count;
+    encoding->count += bpe_encode_plain_(encoding->encoder, text, bytes, encoding->ids + encoding->count);
 }
 
 static void bpe_encode_word_(void* context, int id) {

@@ -680,8 +680,7 @@ static void bpe_hash_difference_(const Bpe* bpe, Xxh64* hash) {
     xxh64_add(hash, &bpe->rules.pattern, sizeof(bpe->rules.pattern));
     xxh64_add(hash, &bpe->finds_pieces, sizeof(bpe->finds_pieces));
     if (bpe->rules.pattern.style == BPE_SENTENCE) {
-        xxh64_add(hash, bpe->fallback, sizeof(bpe->fallback));
-        xxh64_add(hash, &bpe->fuses_unknown, sizeof(bpe->fuses_unknown));
+        xxh64_add(hash, bpe->byte_ids, sizeof(bpe->byte_ids));
     }
     for (size_t i = 0; i < bpe->words.count; i++) {
         xxh64_add(hash, &bpe->words.words[i].id, sizeof(int));
@@ -715,7 +714,10 @@ uint64_t bpe_checksum(const Bpe* bpe) {
 const char* bpe_gguf_pre(const Bpe* bpe) {
     const BpePattern p = bpe->rules.pattern;
     if (p.style == BPE_SENTENCE) {
-        return bpe_gguf_scores(bpe, NULL) ? "default" : NULL;
+        float* scores = (float*)check_alloc((size_t)bpe->vocab_size, sizeof(float), "scores");
+        const int ok = bpe_gguf_scores(bpe, scores);
+        free(scores);
+        return ok ? "default" : NULL;
     }
     return p.style == BPE_CL100K && p.digits == 1   ? "qwen2"
            : p.style == BPE_CL100K && p.digits == 3 ? (bpe->finds_pieces ? "llama-bpe" : "dbrx")
@@ -725,55 +727,33 @@ const char* bpe_gguf_pre(const Bpe* bpe) {
                                                     : "gpt-2";
 }
 
-// Merges that are missing.
-typedef struct {
-    const Bpe* bpe;
-    int count;
-} BpeMissing_;
-
-static void bpe_count_missing_(void* context, BpeListed_ merge) {
-    BpeMissing_* missing = (BpeMissing_*)context;
-    const BpePairs_* pairs = &missing->bpe->pairs;
-    const int rank = bpe_pair_(pairs, merge.left, merge.right);
-    missing->count += rank == BPE_NONE_ || pairs->made[rank] != merge.made;
-}
-
 // GGUF joins any two tokens whose union is one, so each such pair must be a merge, and all merges of
 // a token stand together. Words are cut out first.
 int bpe_gguf_scores(const Bpe* bpe, float* scores) {
-    BpeMissing_ missing = {bpe, bpe->finds_pieces};
-    const BpeWays_ ways = {bpe, bpe_count_missing_, &missing};
     const int* made = bpe->pairs.made;
-    float* found = (float*)check_alloc((size_t)bpe->vocab_size, sizeof(float), "scores");
-    float score = 0;
-    for (int rank = 0, last = -1; rank < bpe->num_ranks; rank++) {
-        if (bpe->tokens[made[rank]].kind == BPE_WORD) {
-            continue;
+    BpeListed_* ways = NULL;
+    size_t room = 0;
+    int score = 0, ok = 1;
+    memset(scores, 0, (size_t)bpe->vocab_size * sizeof(float));
+    for (int rank = 0; rank < bpe->num_ranks; rank++) {
+        if (bpe->tokens[made[rank]].kind == BPE_TOKEN && (rank == 0 || made[rank] != made[rank - 1])) {
+            ok &= scores[made[rank]] == 0;
+            scores[made[rank]] = (float)--score;
         }
-        const int is_new = made[rank] != last;
-        last = made[rank];
-        missing.count += is_new && found[last] < 0;
-        score -= (float)is_new;
-        found[last] = score;
     }
-    for (int id = 0; id < bpe->vocab_size && !missing.count; id++) {
+    for (int id = 0; id < bpe->vocab_size && ok; id++) {
         const BpeToken_ token = bpe->tokens[id];
-        const int is_text =
-            token.kind == BPE_TOKEN && bpe_find(bpe, (const char*)token.text, token.length) == id;
-        for (uint32_t i = 1; i < token.length && found[id] < 0; i++) { // or pieces are split there
-            const int pair = 256 * token.text[i - 1] + token.text[i];
-            missing.count += !(bpe->rules.joins[pair / 64] >> pair % 64 & 1);
+        ways = (BpeListed_*)check_reserve(ways, &room, token.length, sizeof(BpeListed_), "merges");
+        const size_t count = token.kind == BPE_TOKEN ? bpe_ways_(bpe, id, 0, ways) : 0;
+        for (size_t i = 0; i < count; i++) {
+            const int rank = bpe_pair_(&bpe->pairs, ways[i].left, ways[i].right);
+            ok &= rank != BPE_NONE_ && made[rank] == id;
         }
-        if (is_text) {
-            bpe_each_way_(&ways, id);
-            found[id] = found[id] < 0 ? found[id] : score - 1; // a character
-        }
+        scores[id] =
+            token.kind == BPE_TOKEN && scores[id] == 0 ? (float)(score - 1) : scores[id]; // a character
     }
-    if (scores) {
-        memcpy(scores, found, (size_t)bpe->vocab_size * sizeof(float));
-    }
-    free(found);
-    return !missing.count;
+    free(ways);
+    return ok;
 }
 
 void bpe_print_tokens(const Bpe* bpe, int V, FILE* file) {

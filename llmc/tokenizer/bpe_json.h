@@ -73,11 +73,10 @@ typedef struct {
     int has_model, is_bytes; // parts that were found, and are as required
     BpePattern pattern;
     int has_pattern;
-    int finds_pieces; // ignore_merges
-    // SentencePiece's kind: what replaces blanks, and what else was found
-    int has_replace, has_metaspace, splits, blanks;
-    const char *splits_at, *unknown, *decoder; // a literal Split; unk_token; a decoder that is not known
-    int falls_back, fuses_unknown, dropped_blanks;
+    int finds_pieces;                           // ignore_merges
+    int falls_back;                             // byte_fallback
+    int has_replace, has_metaspace, has_blanks; // parts that replace blanks; that split at them
+    int blanks;                                 // BPE_BLANK_BEFORE ...
     const char* start; // the only token that its post_processor puts before a text; NULL: none
     int num_starts;    // tokens that it puts before a text
     int is_after_text; // while a template is read
@@ -179,12 +178,8 @@ static int bpe_json_model_member_(BpeJson_* v, const char* key) {
         strcmp(key, "end_of_word_suffix") == 0) {
         return bpe_json_nothing_(v, key);
     }
-    if (strcmp(key, "unk_token") == 0 && json_peek(&v->json) == '"') {
-        return json_name(&v->json, &v->unknown);
-    }
     return strcmp(key, "vocab") == 0           ? bpe_json_vocab_(v)
            : strcmp(key, "byte_fallback") == 0 ? json_bool(&v->json, &v->falls_back)
-           : strcmp(key, "fuse_unk") == 0      ? json_bool(&v->json, &v->fuses_unknown)
            : strcmp(key, "merges") == 0        ? bpe_json_each_(v, bpe_json_merge_)
            : strcmp(key, "ignore_merges") == 0 ? json_bool(&v->json, &v->finds_pieces)
                                                : json_skip(&v->json);
@@ -236,14 +231,13 @@ static int bpe_json_added_token_(BpeJson_* v) {
     return bpe_json_add_(v, token);
 }
 
-// Normalizer, pre_tokenizer or decoder: an object, or null.
+// Normalizer or pre_tokenizer: an object, or null.
 typedef struct {
     const char *type, *pattern, *behavior;
     int add_prefix_space, use_regex, individual_digits, invert;
     int is_literal; // the pattern is a text, not an expression
     int split;
-    const char *content, *prepend, *replacement, *scheme;
-    size_t start, stop;
+    const char *blank, *scheme; // what a Prepend, Replace or Metaspace puts there
 } BpeJsonStep_;
 
 // Reads {"Regex": "..."}, or {"String": "..."}.
@@ -260,7 +254,7 @@ static int bpe_json_regex_(BpeJson_* v, BpeJsonStep_* step) {
 
 // Reads a step. `each` reads a step of a sequence.
 static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_* v)) {
-    static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0, 0, 1, "", "", "", "", 0, 0};
+    static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0, 0, 1, "", ""};
     const char* key;
     *step = defaults;
     if (json_peek(&v->json) == 'n') {
@@ -269,8 +263,9 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_*
     }
     JsonWalk walk = json_walk(&v->json, '{');
     while (json_step(&walk, &key)) {
-        const int is_list = strcmp(key, "normalizers") == 0 || strcmp(key, "pretokenizers") == 0 ||
-                            strcmp(key, "decoders") == 0;
+        const int is_list = strcmp(key, "normalizers") == 0 || strcmp(key, "pretokenizers") == 0;
+        const int is_blank =
+            strcmp(key, "content") == 0 || strcmp(key, "prepend") == 0 || strcmp(key, "replacement") == 0;
         walk.ok = is_list                                 ? bpe_json_each_(v, each)
                   : strcmp(key, "type") == 0              ? json_name(&v->json, &step->type)
                   : strcmp(key, "pattern") == 0           ? bpe_json_regex_(v, step)
@@ -280,12 +275,8 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_*
                   : strcmp(key, "individual_digits") == 0 ? json_bool(&v->json, &step->individual_digits)
                   : strcmp(key, "invert") == 0            ? json_bool(&v->json, &step->invert)
                   : strcmp(key, "split") == 0             ? json_bool(&v->json, &step->split)
-                  : strcmp(key, "content") == 0           ? json_name(&v->json, &step->content)
-                  : strcmp(key, "prepend") == 0           ? json_name(&v->json, &step->prepend)
-                  : strcmp(key, "replacement") == 0       ? json_name(&v->json, &step->replacement)
+                  : is_blank                              ? json_name(&v->json, &step->blank)
                   : strcmp(key, "prepend_scheme") == 0    ? json_name(&v->json, &step->scheme)
-                  : strcmp(key, "start") == 0             ? json_natural(&v->json, &step->start)
-                  : strcmp(key, "stop") == 0              ? json_natural(&v->json, &step->stop)
                                                           : json_skip(&v->json);
     }
     return walk.ok;
@@ -300,12 +291,9 @@ static int bpe_json_normalizer_(BpeJson_* v) {
     v->pattern.normalizes |= strcmp(step.type, "NFC") == 0;
     v->has_replace |= replaces;
     v->blanks |= prepends ? BPE_BLANK_BEFORE : 0;
-    if (prepends && strcmp(step.prepend, BPE_BLANK_SPELLED) != 0) {
-        return bpe_json_refuse_(v, "normalization by", "Prepend", "Prepend of U+2581");
-    }
-    if (replaces && !(step.is_literal && strcmp(step.pattern, " ") == 0 &&
-                      strcmp(step.content, BPE_BLANK_SPELLED) == 0)) {
-        return bpe_json_refuse_(v, "normalization by", "Replace", "Replace of a blank by U+2581");
+    if ((prepends || replaces) && (strcmp(step.blank, BPE_BLANK_SPELLED) != 0 ||
+                                   (replaces && !(step.is_literal && strcmp(step.pattern, " ") == 0)))) {
+        return bpe_json_refuse_(v, "normalization by", step.type, "U+2581, for a blank");
     }
     return prepends || replaces || strcmp(step.type, "null") == 0 || strcmp(step.type, "NFC") == 0 ||
            strcmp(step.type, "Sequence") == 0 ||
@@ -322,7 +310,7 @@ static int bpe_json_digits_(BpeJson_* v, const BpeJsonStep_* step) {
 static int bpe_json_split_(BpeJson_* v, const BpeJsonStep_* step) {
     BpePattern pattern;
     if (step->is_literal && strcmp(step->pattern, " ") == 0 && !v->has_pattern) {
-        v->splits_at = step->pattern; // nowhere, once blanks are replaced
+        v->has_blanks = 1; // none are left once they are replaced
         return 1;
     }
     const int is_isolated = strcmp(step->behavior, "Isolated") == 0 && !step->invert;
@@ -367,42 +355,16 @@ static int bpe_json_bytes_(BpeJson_* v, const BpeJsonStep_* step) {
     return 1;
 }
 
-// Reads a Metaspace, which replaces blanks and splits before them. Older files have add_prefix_space
-// instead of a scheme.
+// Reads a Metaspace, which replaces blanks.
 static int bpe_json_metaspace_(BpeJson_* v, const BpeJsonStep_* step) {
-    const char* scheme = step->scheme[0] ? step->scheme : step->add_prefix_space ? "always" : "never";
-    const int is_first = strcmp(scheme, "first") == 0, is_never = strcmp(scheme, "never") == 0;
-    if (strcmp(step->replacement, BPE_BLANK_SPELLED) != 0 ||
-        !(is_first || is_never || strcmp(scheme, "always") == 0)) {
-        return bpe_json_refuse_(v, "the pre_tokenizer Metaspace with the scheme", scheme,
-                                "U+2581, and first, always or never");
+    const int is_first = strcmp(step->scheme, "first") == 0, is_never = strcmp(step->scheme, "never") == 0;
+    if (step->split || strcmp(step->blank, BPE_BLANK_SPELLED) != 0 ||
+        !(is_first || is_never || strcmp(step->scheme, "always") == 0)) {
+        return bpe_json_refuse_(v, "the pre_tokenizer Metaspace with the scheme", step->scheme,
+                                "U+2581, the schemes first, always or never, and split false");
     }
     v->has_metaspace = 1;
-    v->splits = step->split;
     v->blanks |= is_never ? 0 : BPE_BLANK_BEFORE | BPE_BLANK_MISSING | (is_first ? BPE_BLANK_ONCE : 0);
-    return 1;
-}
-
-// Reads a decoder, for the blanks that it drops at the start of a text.
-static int bpe_json_decoder_(BpeJson_* v) {
-    static const char* const known[] = {"null", "Sequence", "Replace", "ByteFallback", "Fuse", "ByteLevel"};
-    BpeJsonStep_ step;
-    int is_known = 0;
-    if (!bpe_json_step_(v, &step, bpe_json_decoder_)) {
-        return 0;
-    }
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-        is_known |= strcmp(step.type, known[i]) == 0;
-    }
-    if (strcmp(step.type, "Strip") == 0 && strcmp(step.content, " ") == 0 && step.stop == 0 &&
-        step.start < INT_MAX) {
-        v->dropped_blanks = (int)step.start;
-    } else if (strcmp(step.type, "Metaspace") == 0) {
-        const int never = strcmp(step.scheme, "never") == 0 || (!step.scheme[0] && !step.add_prefix_space);
-        v->dropped_blanks = never ? 0 : INT_MAX;
-    } else if (!is_known) {
-        v->decoder = step.type;
-    }
     return 1;
 }
 
@@ -485,7 +447,6 @@ static int bpe_json_file_(BpeJson_* v) {
                   : strcmp(key, "added_tokens") == 0   ? bpe_json_each_(v, bpe_json_added_token_)
                   : strcmp(key, "normalizer") == 0     ? bpe_json_normalizer_(v)
                   : strcmp(key, "pre_tokenizer") == 0  ? bpe_json_pre_tokenizer_(v)
-                  : strcmp(key, "decoder") == 0        ? bpe_json_decoder_(v)
                   : strcmp(key, "post_processor") == 0 ? bpe_json_post_processor_(v)
                                                        : json_skip(&v->json);
     }
@@ -570,70 +531,51 @@ static const BpeAdded_* bpe_json_start_(const BpeJson_* v, const CardFiles* file
 
 // Checks that a file of SentencePiece's kind has nothing else.
 static void bpe_check_json_sentence_(const BpeJson_* v, const char* path) {
-    CHECK(!v->has_replace || !v->has_metaspace,
-          "%s: a normalizer and the pre_tokenizer Metaspace replace blanks, wanted only one of them", path);
-    CHECK(!v->pattern.normalizes, "%s: normalization by NFC, and of blanks; wanted only one of them", path);
-    CHECK(!v->has_pattern && !v->pattern.digits_first,
+    CHECK(v->has_replace + v->has_metaspace == 1 && !v->pattern.normalizes,
+          "%s: blanks are replaced by U+2581, and text by another step, wanted only one of them", path);
+    CHECK(!v->has_pattern && !v->pattern.digits_first && (!v->has_blanks || v->has_replace),
           "%s: blanks are U+2581, but the pre_tokenizer has a pattern, wanted null or Metaspace", path);
-    CHECK(!v->splits_at || v->has_replace,
-          "%s: the pre_tokenizer splits at blanks, wanted a normalizer that replaces them", path);
-    CHECK(!v->decoder, "%s: the decoder %.24s, wanted Replace, ByteFallback, Fuse, Strip or Metaspace", path,
-          v->decoder);
-    CHECK(v->falls_back || v->unknown, "%s: neither byte_fallback nor an unk_token, wanted one of them",
-          path);
+    CHECK(!v->finds_pieces, "%s: ignore_merges, and U+2581 for blanks; wanted only one of them", path);
 }
 
 // Checks that the parts of the file exist and their sizes fit.
 static void bpe_check_json_(const BpeJson_* v, const char* path) {
-    if (v->pattern.style == BPE_SENTENCE) {
+    const int is_sentence = v->pattern.style == BPE_SENTENCE;
+    if (is_sentence) {
         bpe_check_json_sentence_(v, path);
     }
-    CHECK(!v->falls_back || v->pattern.style == BPE_SENTENCE,
-          "%s: a model with byte_fallback, wanted U+2581 for blanks, or byte-level BPE", path);
-    CHECK(v->pattern.style == BPE_SENTENCE || !v->blanks,
-          "%s: normalization by Prepend, wanted Replace of a blank by U+2581 after it", path);
     CHECK(v->has_model || v->num_tokens > 0,
           "%s: neither a model nor tokens, wanted a tokenizer.json or vocab.json", path);
-    CHECK(!v->has_model || v->is_bytes || v->pattern.style == BPE_SENTENCE,
-          "%s: no pre_tokenizer, wanted ByteLevel", path);
+    CHECK(v->falls_back == is_sentence && (is_sentence || !v->blanks),
+          "%s: byte_fallback is %s, wanted it where blanks are U+2581, and only there", path,
+          v->falls_back ? "on" : "off");
+    CHECK(!v->has_model || v->is_bytes || is_sentence, "%s: no pre_tokenizer, wanted ByteLevel", path);
     CHECK(v->num_merges <= BPE_MAX_VOCAB, "%s: %zu merges, wanted at most %d", path, v->num_merges,
           BPE_MAX_VOCAB);
 }
 
-// Adds the words once all tokens are set. Those that a normalized text is searched for are normalized,
-// too: the quote before one in the file is room for a blank.
-static void bpe_add_json_words_(Bpe* bpe, const BpeJson_* v, const char* path) {
-    const int is_sentence = v->pattern.style == BPE_SENTENCE;
-    for (size_t i = 0; i < v->num_added; i++) {
-        const BpeAdded_ token = v->added[i];
-        BpeWord word = {token.text.text, (uint32_t)token.text.length, (int)token.id,
-                        token.is_raw || v->has_metaspace ? BPE_RAW_WORDS : BPE_NORMAL_WORDS, token.rstrip};
-        CHECK(token.is_special || (!token.single_word && !token.lstrip && (!token.rstrip || is_sentence)),
-              "%s: the added token %s has single_word, lstrip or rstrip, wanted it only where it is special",
-              path, bpe_excerpt(token.text).text);
-        if (token.is_special) {
-            continue;
-        }
-        if (is_sentence && word.kind == BPE_NORMAL_WORDS) {
-            word.length = (uint32_t)bpe_unspell_blanks(token.text.text, word.length);
-            const int leads = v->blanks & BPE_BLANK_BEFORE;
-            token.text.text[-1] = ' ';
-            word.text -= leads != 0;
-            word.length += leads != 0;
-            bpe->tokens[token.id].text = word.text;
-            bpe->tokens[token.id].length = word.length;
-        }
-        bpe_add_word(bpe, word, path);
-    }
-    bpe_words_finish(&bpe->words);
+// Adds a word, which is looked for in the text, or in the normalized one.
+static void bpe_add_json_word_(Bpe* bpe, const BpeJson_* v, BpeAdded_ token, const char* path) {
+    const int is_sentence = v->pattern.style == BPE_SENTENCE, is_raw = token.is_raw || v->has_metaspace;
+    const BpeWord word = {token.text.text, (uint32_t)token.text.length, (int)token.id,
+                          is_raw ? BPE_RAW_WORDS : BPE_NORMAL_WORDS, token.rstrip};
+    CHECK(!token.single_word && !token.lstrip && (!token.rstrip || is_sentence),
+          "%s: the added token %s has single_word, lstrip or rstrip, wanted it only where it is special",
+          path, bpe_excerpt(token.text).text);
+    CHECK(!is_sentence || is_raw ||
+              !(v->blanks || memmem(word.text, word.length, BPE_BLANK_SPELLED, BPE_BLANK_BYTES_)),
+          "%s: the added token %s is normalized, with its blanks; wanted it only where it is special", path,
+          bpe_excerpt(token.text).text);
+    bpe->tokens[token.id].kind = BPE_WORD;
+    bpe_add_word(bpe, word, path);
 }
 
 static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
     for (size_t i = 0; i < v->num_added; i++) {
         const BpeAdded_ token = v->added[i];
+        size_t controls = 0;
         CHECK(token.id < (size_t)bpe->vocab_size && bpe->tokens[token.id].length == 0,
               "%s: id %zu appears twice", path, token.id);
-        size_t controls = 0;
         for (size_t k = 0; k < token.text.length; k++) {
             controls += token.text.text[k] < ' ' || token.text.text[k] == 0x7F;
         }
@@ -641,8 +583,11 @@ static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path)
               "%s: the added token %zu has control characters, wanted a name without control characters",
               path, token.id);
         bpe_name_token_(bpe, (int)token.id, token.text.text, token.text.length);
-        bpe->tokens[token.id].kind = token.is_special ? BPE_NAME : BPE_WORD;
+        if (!token.is_special) {
+            bpe_add_json_word_(bpe, v, token, path);
+        }
     }
+    bpe_words_finish(&bpe->words);
 }
 
 // Turns a token of the file into bytes, in place. Returns 0 if it is none.
@@ -678,9 +623,7 @@ static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) 
             continue;
         }
         CHECK(bpe->tokens[id].length == 0, "%s: id %zu appears twice", path, id);
-        const int byte = v->falls_back ? bpe_byte_of(text.text, text.length) : -1;
-        if (byte >= 0) {
-            bpe_set_byte_(bpe, (int)id, byte, text.text);
+        if (v->falls_back && bpe_set_byte_(bpe, (int)id, text)) {
             continue;
         }
         CHECK(bpe_json_unspell_(v, &text), "%s: token %zu is not in the spelling of GPT-2", path, id);
@@ -747,25 +690,6 @@ static int bpe_merges_are_implied_(const Bpe* bpe, const BpeListed_* list, size_
     return 1;
 }
 
-// Completes a vocabulary of SentencePiece's kind.
-static void bpe_finish_json_sentence_(Bpe* bpe, const BpeJson_* v, const char* path) {
-    char error[ERROR_BYTES];
-    for (size_t i = 0; i < v->num_tokens && !v->falls_back; i++) {
-        const BpeNamed_ token = v->tokens[i];
-        bpe->unknown = bpe_span_is(token.text, v->unknown) ? (int)token.id : bpe->unknown;
-    }
-    CHECK(v->falls_back || bpe->unknown >= 0, "%s: no token is the unk_token %s", path, v->unknown);
-    bpe->fuses_unknown = v->fuses_unknown && bpe->unknown >= 0;
-    bpe->finds_pieces = v->finds_pieces;
-    bpe->dropped_blanks = v->dropped_blanks;
-    BpeListed_* list = bpe_list_json_merges_(bpe, v, path);
-    CHECK(bpe_finish_fallback_(bpe, path, error) &&
-              bpe_finish_ranks_(bpe, path, list, (int)v->num_merges, error),
-          "%s", error);
-    bpe_find_cuts_(bpe, v->splits);
-    free(list);
-}
-
 // Completes the vocabulary with the merges of the file.
 static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
     char error[ERROR_BYTES];
@@ -774,11 +698,15 @@ static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
         return;
     }
     BpeListed_* list = bpe_list_json_merges_(bpe, v, path);
-    const size_t wanted = bpe_check_made_(bpe, v, list, path);
+    const int is_sentence = v->pattern.style == BPE_SENTENCE;
+    const size_t wanted = is_sentence ? 0 : bpe_check_made_(bpe, v, list, path);
     bpe->finds_pieces = v->finds_pieces;
-    if (wanted != v->num_merges || !bpe_finish_(bpe, path, error) ||
+    if (is_sentence || wanted != v->num_merges || !bpe_finish_(bpe, path, error) ||
         !bpe_merges_are_implied_(bpe, list, v->num_merges)) {
         CHECK(bpe_finish_ranks_(bpe, path, list, (int)v->num_merges, error), "%s", error);
+    }
+    if (is_sentence) {
+        bpe_find_cuts_(bpe);
     }
     free(list);
 }
@@ -813,12 +741,7 @@ void bpe_open_json(Bpe* bpe, const BpeFile* file) {
     bpe->tokens[start->id].length = 0; // named with the others
     bpe_name_json_tokens_(bpe, &v, file->path);
     bpe_set_json_tokens_(bpe, &v, file->path);
-    bpe_add_json_words_(bpe, &v, file->path);
-    if (v.pattern.style == BPE_SENTENCE) {
-        bpe_finish_json_sentence_(bpe, &v, file->path);
-    } else {
-        bpe_finish_json_(bpe, &v, file->path);
-    }
+    bpe_finish_json_(bpe, &v, file->path);
     bpe->has_template = v.start && bpe_span_is(start->text, v.start);
     if (v.start && !bpe->has_template) {
         printable_line(stderr,

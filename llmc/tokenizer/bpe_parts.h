@@ -5,7 +5,7 @@ texts, the files that are kept, and the model card.
 #ifndef LLMC_BPE_PARTS_H
 #define LLMC_BPE_PARTS_H
 
-#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_sentence.h"
 #include "llmc/tokenizer/model_card.h"
 
 #ifdef __cplusplus
@@ -14,6 +14,9 @@ extern "C" {
 
 // Checks that a word can be cut out of text that is encoded part by part, and adds it.
 void bpe_add_word(Bpe* bpe, BpeWord word, const char* path);
+
+// Returns the name of a token, terminated, which the caller frees; NULL: there is no token.
+char* bpe_name_of(const Bpe* bpe, int id);
 
 // Copies a file's bytes.
 BpeKept bpe_keep(const char* name, const void* bytes, size_t count);
@@ -59,8 +62,8 @@ void bpe_add_word(Bpe* bpe, BpeWord word, const char* path) {
           "%s: the added token %s is not normalized", path, bpe_excerpt(text).text);
     nfc_text_close(&normal);
     const unsigned char last = text.text[text.length - 1];
-    const int puts_blank = pattern->style == BPE_SENTENCE && word.kind == BPE_RAW_WORDS &&
-                           pattern->digits & BPE_BLANK_BEFORE && !(pattern->digits & BPE_BLANK_ONCE);
+    const int puts_blank =
+        bpe_puts_blank(bpe) && word.kind == BPE_RAW_WORDS && !(pattern->digits & BPE_BLANK_ONCE);
     if (word.trims || puts_blank) {
         pattern->digits |= BPE_WORD_CHANGES | (last >= 0x80 || isalnum(last) ? BPE_NO_CUTS : 0);
     }
@@ -81,8 +84,7 @@ static int bpe_find_name_(const Bpe* bpe, const char* name) { return name ? bpe_
 // Returns an id of the files; -1: none, or beyond the vocabulary.
 static int bpe_id_of_file_(const Bpe* bpe, size_t id) { return id < (size_t)bpe->vocab_size ? (int)id : -1; }
 
-// Returns the name of a token, terminated, which the caller frees; NULL: there is no token.
-static char* bpe_name_of_(const Bpe* bpe, int id) {
+char* bpe_name_of(const Bpe* bpe, int id) {
     int length = 0;
     const char* name = id >= 0 ? bpe_token(bpe, id, &length) : NULL;
     return name ? strndup(name, (size_t)length) : NULL;
@@ -94,7 +96,7 @@ static void bpe_recognize_chat_(Bpe* bpe) {
     if (!card->chat_template) {
         return;
     }
-    char *bos = bpe_name_of_(bpe, card->bos), *eos = bpe_name_of_(bpe, card->eos);
+    char *bos = bpe_name_of(bpe, card->bos), *eos = bpe_name_of(bpe, card->eos);
     card->chat_known = chat_recognize(&card->chat, card->chat_template, bos, eos);
     if (card->chat_known != CHAT_UNKNOWN) {
         const char* end = chat_format_end(&card->chat);

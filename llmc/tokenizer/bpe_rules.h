@@ -38,11 +38,10 @@ enum {
     BPE_BLANK_BEFORE = 1,  // a blank is put before each text between words ...
     BPE_BLANK_ONCE = 2,    // ... only at the start of a document
     BPE_BLANK_MISSING = 4, // ... unless one stands there
-    BPE_BLANK_SINGLE = 8,  // runs of blanks become one; those at both ends are removed
-    BPE_BLANK_CUTS = 16,   // no token has a blank after a character that is none
-    BPE_LINE_CUTS = 32,    // no token has \n after a character that is no blank
-    BPE_WORD_CHANGES = 64, // words change the text after them: they remove blanks, or one is put there
-    BPE_NO_CUTS = 128,     // such a word ends in a letter or digit, or no ASCII
+    BPE_BLANK_CUTS = 8,    // no token has a blank after a character that is none
+    BPE_LINE_CUTS = 16,    // no token has \n after a character that is no blank
+    BPE_WORD_CHANGES = 32, // words change the text after them: they remove blanks, or one is put there
+    BPE_NO_CUTS = 64,      // such a word ends in a letter or digit, or no ASCII
 };
 
 // All 0 is GPT-2's.

@@ -36,6 +36,17 @@ static inline void bpe_texts_raw_(const BpeTexts* texts, BpePlace place, const u
     bpe_texts_between_(texts, BPE_NORMAL_WORDS, place, text, bytes);
 }
 
+// Returns the bytes of a word at the start of text[0 .. left), with the blanks that it trims.
+static inline size_t bpe_word_bytes_(const BpeRules* rules, const BpeWord* word, const unsigned char* text,
+                                     size_t left) {
+    size_t n = word->length;
+    for (int class_ = BPE_BLANK, length = 0; word->trims && n < left && class_ == BPE_BLANK;) {
+        length = bpe_class_at(rules, text + n, left - n, &class_);
+        n += class_ == BPE_BLANK ? (size_t)length : 0;
+    }
+    return n;
+}
+
 // Visits the words of this kind, and the texts between them.
 static inline void bpe_texts_between_(const BpeTexts* texts, BpeWordKind kind, BpePlace place,
                                       const unsigned char* text, size_t bytes) {
@@ -49,7 +60,7 @@ static inline void bpe_texts_between_(const BpeTexts* texts, BpeWordKind kind, B
             texts->on_text(texts->context, text + begin, end - begin);
         }
         if (word) {
-            begin = end += bpe_word_bytes(word, text + end, bytes - end);
+            begin = end += bpe_word_bytes_(texts->rules, word, text + end, bytes - end);
         }
         if (word && texts->on_word) {
             texts->on_word(texts->context, word->id);

@@ -12,8 +12,6 @@ then, in the normalized text between these, the others.
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/utf8.h"
-#include "llmc/tokenizer/unicode_tables.h"
 
 typedef enum { BPE_RAW_WORDS = 1, BPE_NORMAL_WORDS = 2 } BpeWordKind;
 
@@ -70,27 +68,6 @@ static inline void bpe_words_finish(BpeWords* words) {
 static inline void bpe_words_close(BpeWords* words) {
     free(words->words);
     memset(words, 0, sizeof(*words));
-}
-
-// Returns the length of the blank at the start of text[0 .. left), left > 0; 0: none.
-static inline size_t bpe_blank_at_(const unsigned char* text, size_t left) {
-    uint32_t c = text[0];
-    const size_t length = c < 0x80 ? 1 : (size_t)utf8_decode(text, left, &c);
-    for (int row = 0; row < UNICODE_BLANKS; row++) {
-        if (unicode_blanks[row][0] <= c && c <= unicode_blanks[row][1]) {
-            return length;
-        }
-    }
-    return 0;
-}
-
-// Returns the bytes of a word at the start of text[0 .. left), with the blanks that it trims.
-static inline size_t bpe_word_bytes(const BpeWord* word, const unsigned char* text, size_t left) {
-    size_t n = word->length;
-    for (size_t blank = 1; word->trims && n < left && blank > 0; n += blank) {
-        blank = bpe_blank_at_(text + n, left - n);
-    }
-    return n;
 }
 
 // Returns the longest word of this kind at the start of text[0 .. left), left > 0; NULL: none.

@@ -241,8 +241,7 @@ static size_t chat_put_blank_(const Bpe* bpe, const ChatWriter_* w, const int* i
     for (size_t i = 0; i < count; i++) {
         bytes += bpe->tokens[ids[i]].length;
     }
-    return bpe->rules.pattern.style == BPE_SENTENCE && bpe->rules.pattern.digits & BPE_BLANK_BEFORE &&
-           bytes > w->bytes;
+    return bpe_puts_blank(bpe) && bytes > w->bytes;
 }
 
 // Encodes the text so far.

@@ -128,13 +128,12 @@ int tokenizer_longest(const Tokenizer* tokenizer);
 int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids, size_t* count,
                          char* error);
 
-// Encodes the rest of a text whose start is encoded already.
-int tokenizer_try_encode_rest(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids,
-                              size_t* count, char* error);
-
 // Encodes a text of the command line: text that cannot be encoded is a usage error. Returns the
 // count.
 size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids);
+
+// Encodes the rest of a text whose start is encoded already, in the same way.
+size_t tokenizer_encode_rest(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus
 }
@@ -465,15 +464,6 @@ int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t by
     return 1;
 }
 
-int tokenizer_try_encode_rest(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids,
-                              size_t* count, char* error) {
-    if (!tokenizer_is_(tokenizer, "gpt2")) {
-        return tokenizer_try_encode(tokenizer, text, bytes, ids, count, error);
-    }
-    *count = bpe_encode_at(tokenizer->encoder, BPE_REST, text, bytes, ids);
-    return 1;
-}
-
 size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
     char error[ERROR_BYTES];
     size_t count;
@@ -482,6 +472,11 @@ size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t byt
         die_usage("%s", error);
     }
     return count;
+}
+
+size_t tokenizer_encode_rest(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
+    return tokenizer_is_(tokenizer, "gpt2") ? bpe_encode_at(tokenizer->encoder, BPE_REST, text, bytes, ids)
+                                            : tokenizer_encode(tokenizer, text, bytes, ids);
 }
 
 #endif // TOKENIZER_IMPLEMENTATION
