@@ -8,8 +8,7 @@ NAME.model is a model that sentencepiece trained, NAME.json one in the form of a
 tokenizers, made of such a model. cases.bin is little endian: "spmcases", uint32 number of
 tokenizers, of cases; each tokenizer: 16 bytes of name; each case: uint32 bytes, uint32 repeats, the
 bytes, and for each tokenizer the low 32 bits of FNV-1a over the ids as uint16, and over the decoded
-text (0 where an id is unknown, which the libraries decode in their own ways, or several tokens at
-the start lose their blanks). Special tokens are
+text (0 where an id is unknown, which the libraries decode in their own ways). Special tokens are
 read as text.
 """
 
@@ -98,10 +97,6 @@ def metaspace(scheme, split):
     return {"type": "Metaspace", "replacement": BLANK, "prepend_scheme": scheme, "split": split}
 
 
-def after_bytes(decoder):
-    return {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, decoder]}
-
-
 def converted(model, normalizer=None, pre_tokenizer=None, decoder=None, words=(), start="<s>", **settings):
     """Returns the tokenizer.json of a model."""
     proto = sentencepiece_model_pb2.ModelProto()
@@ -135,25 +130,22 @@ def makers():
     user = [BLANK * n for n in range(2, 6)] + ["\n", "\n\n", "<table>", BLANK + "zebra", "ab"]
     gemma = trained(size, add_dummy_prefix=False, user_defined_symbols=user, control_symbols=["<start_of_turn>"],
                     pad_id=0, eos_id=1, bos_id=2, unk_id=3, pad_piece="<pad>", bos_piece="<bos>", eos_piece="<eos>")
-    single = trained(420, remove_extra_whitespaces=True, byte_fallback=False, character_coverage=0.98)
     crossing = trained(600, split_by_whitespace=False, max_sentencepiece_length=12, character_coverage=0.98)
-    models = {"llama2": llama, "gemma": gemma, "single": single, "crossing": crossing}
+    models = {"llama2": llama, "gemma": gemma, "crossing": crossing}
     small = trained(600, character_coverage=0.98)
     gemma_words = [word(w) for w in user if w != BLANK + "zebra"]
-    phi3_words = [word("</s>", rstrip=True), word("<|mark|>", rstrip=True), word("<tag>", normalized=True), word("thou", normalized=True)]
+    phi3_words = [word("</s>", rstrip=True), word("<|mark|>", rstrip=True), word("<tag>"), word("thou")]
     gemma_small = trained(600, character_coverage=0.98, add_dummy_prefix=False, user_defined_symbols=user, pad_id=0, eos_id=1, bos_id=2, unk_id=3,
                           pad_piece="<pad>", bos_piece="<bos>", eos_piece="<eos>")
     files = {
         "llama2": converted(small, PREPEND),
         "mistral": converted(small, None, metaspace("first", False), words=[word("thou"), word("[INST]", normalized=True)]),
-        "always": converted(small, None, metaspace("always", True), after_bytes(metaspace("always", True)), words=[word("<x>"), word("thou")]),
-        "whole": converted(small, None, metaspace("never", True), after_bytes(metaspace("never", True)), ignore_merges=True),
+        "always": converted(small, None, metaspace("always", False), words=[word("<x>"), word("thou")]),
+        "never": converted(small, None, metaspace("never", False), {"type": "Sequence", "decoders": DECODER}),
         "gemma": converted(gemma_small, REPLACE,
                            {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
-                           {"type": "Sequence", "decoders": DECODER}, words=gemma_words, start="<bos>"),
+                           {"type": "Sequence", "decoders": DECODER}, words=[*gemma_words, word("<tag>", normalized=True)], start="<bos>"),
         "phi3": converted(small, PREPEND, words=phi3_words),
-        "unknown": converted(single, REPLACE, byte_fallback=False),
-        "unfused": converted(single, PREPEND, byte_fallback=False, fuse_unk=False),
     }
     # its end of a text is a word
     tokens = [token for token in files["phi3"]["added_tokens"] if not (token["special"] and token["content"] == "</s>")]
@@ -218,8 +210,7 @@ def main():
         record = struct.pack("<II", len(data), repeats) + data
         for name, encode, decode, unknown in opened:
             ids = encode(text * repeats)
-            drops = name == "single.model" and BLANK in text
-            decoded = 0 if unknown in ids or drops else fnv1a(decode(ids).encode())
+            decoded = 0 if unknown in ids else fnv1a(decode(ids).encode())
             record += struct.pack("<II", fnv1a(struct.pack(f"<{len(ids)}H", *ids)), decoded)
         records.append(record)
     head = b"spmcases" + struct.pack("<II", len(opened), len(records))
