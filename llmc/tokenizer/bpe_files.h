@@ -9,8 +9,9 @@ tokenizer.json.
     tokenizer.model        SentencePiece's (sentencepiece.h)
 
 Reading takes any of them, recognized by its content, or a directory: its tokenizer.json or, without
-one, its tokenizer.model, or else its merges.txt (a vocab.json beside it must agree). A file must be consistent. The same
-vocabulary always gives the same bytes; GPT-2's gives the public merges.txt and vocab.json.
+one, its tokenizer.model, or else its merges.txt (a vocab.json beside it must agree). A file must be
+consistent. The same vocabulary always gives the same bytes; GPT-2's gives the public merges.txt and
+vocab.json.
 
 bpe_write_hf writes a model's tokenizer for Hugging Face's transformers into a directory;
 bpe_write_hf_config writes the part of it that any tokenizer.json needs beside it.
@@ -295,10 +296,10 @@ _Static_assert((int)BPE_KEPT_FILES_ <= (int)BPE_MAX_KEPT, "room for all files th
 
 // Keeps the files of the tokenizer in this directory, beside the one that was read.
 static void bpe_keep_directory_(Bpe* bpe, const char* directory) {
-    for (int i = 0; i < BPE_KEPT_FILES_; i++) {
+    for (int i = 1; i < BPE_KEPT_FILES_; i++) {
         char path[PATH_MAX], error[ERROR_BYTES], *text;
         size_t bytes;
-        const int is_read = strcmp(bpe_kept_files_[i], bpe->kept[0].name) == 0;
+        const int is_read = bpe->num_kept > 0 && strcmp(bpe_kept_files_[i], bpe->kept[0].name) == 0;
         if (!is_read && bpe_path(path, directory, bpe_kept_files_[i])) {
             CHECK(byte_order_text(path, BPE_MAX_CONFIG_, &text, &bytes, error), "%s", error);
             bpe->kept[bpe->num_kept++] = bpe_keep(bpe_kept_files_[i], text, bytes);
