@@ -401,7 +401,7 @@ static void gguf_put_sentence_(GgufWriter* w, const Bpe* bpe, int V) {
         TextBuffer buffer;
         text_buffer_open(&buffer, w->file.path);
         if (id < bpe->vocab_size) {
-            bpe_print_sentence_token_(bpe->tokens[id], buffer.file);
+            bpe_print_sentence_token(bpe->tokens[id], buffer.file);
         } else {
             fprintf(buffer.file, "[PAD%d]", id);
         }

@@ -277,8 +277,8 @@ typedef struct {
     int at; // latest union
 } BpeShortMerge_;
 
-// Sets the tokens that merging a piece of SentencePiece's kind starts from. Returns their number, at
-// most n.
+// Sets the tokens that merging a piece of SentencePiece's kind starts from. Returns their number,
+// at most n.
 static inline size_t bpe_characters_(const Bpe* bpe, const unsigned char* piece, size_t n, int* ids) {
     size_t count = 0, length;
     for (size_t i = 0; i < n; i += length) {
@@ -448,7 +448,8 @@ static inline void bpe_join_rank_(BpeMerger_* merger, const Bpe* bpe, int rank) 
     }
 }
 
-// Sets the parts of a piece to its bytes, or its characters. `ids` has room for n. Returns their number.
+// Sets the parts of a piece to its bytes, or its characters. `ids` has room for n. Returns their
+// number.
 static inline size_t bpe_place_parts_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece,
                                       size_t n, int* ids) {
     CHECK(n < BPE_NOWHERE_ / 3, "a piece of text of %zu bytes without a cut, wanted fewer than %u", n,

@@ -87,7 +87,7 @@ void bpe_encoder_close(BpeEncoder* encoder);
 // ---- encoding ----
 
 // Sets ids, with room for bpe_most_ids of them, to the tokens of the text. Returns their number. A
-// text may be encoded in parts that end at cuts of bpe_last_cut: those after the first are BPE_REST.
+// text may be encoded in parts that end at cuts of bpe_last_cut: all but the first are BPE_REST.
 size_t bpe_encode_at(BpeEncoder* encoder, BpePlace place, const char* text, size_t bytes, int* ids);
 
 // Encodes the start of a document, or all of it.

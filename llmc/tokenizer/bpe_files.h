@@ -6,7 +6,7 @@ tokenizer.json.
     vocab.json             {"token": id, ...}
     merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in GPT-2's order
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
-    tokenizer.model        SentencePiece's (sentencepiece.h)
+    tokenizer.model        SentencePiece's (bpe_model.h)
 
 Reading takes any of them, recognized by its content, or a directory: its tokenizer.json or, without
 one, its tokenizer.model, or else its merges.txt (a vocab.json beside it must agree). A file must be
@@ -105,7 +105,7 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/bpe_spelling.h"
 #include "llmc/tokenizer/bpe_json.h"
-#include "llmc/tokenizer/sentencepiece.h"
+#include "llmc/tokenizer/bpe_model.h"
 
 #define BPE_MAX_CONFIG_ ((size_t)16 << 20) // largest tokenizer_config.json
 
@@ -479,8 +479,8 @@ static void bpe_open_data_(Bpe* bpe, BpeFile* file) {
         bpe_open_merges_(bpe, file);
     } else if (blanks < file->bytes && file->data[blanks] == '{') {
         bpe_open_json(bpe, file);
-    } else if (sentencepiece_is(file)) {
-        sentencepiece_open(bpe, file);
+    } else if (bpe_model_is(file)) {
+        bpe_model_open(bpe, file);
     } else {
         const BpeSpan line = bpe_until(file->data, file->bytes, '\n');
         CHECK(bpe_decimal_(bpe_after_blank(line), INT_MAX) >= 0,
@@ -544,11 +544,11 @@ static void bpe_open_directory_(Bpe* bpe, const char* directory) {
     }
     if (bpe_path(model, directory, "tokenizer.model")) {
         BpeFile file = bpe_read_(model);
-        CHECK(sentencepiece_is(&file),
+        CHECK(bpe_model_is(&file),
               "%s: not SentencePiece's; wanted that, or a tokenizer.json (tiktoken's says nothing about "
               "splitting)",
               model);
-        sentencepiece_open(bpe, &file);
+        bpe_model_open(bpe, &file);
         bpe_keep_directory_(bpe, directory);
         return;
     }
@@ -728,8 +728,8 @@ const char* bpe_gguf_pre(const Bpe* bpe) {
                                                     : "gpt-2";
 }
 
-// GGUF joins any two tokens whose union is one, so each such pair must be a merge, and all merges of
-// a token stand together. Words are cut out first.
+// GGUF joins any two tokens whose union is one, so each such pair must be a merge, and all merges
+// of a token stand together. Words are cut out first.
 int bpe_gguf_scores(const Bpe* bpe, float* scores) {
     const int* made = bpe->pairs.made;
     BpeListed_* ways = NULL;
@@ -745,13 +745,14 @@ int bpe_gguf_scores(const Bpe* bpe, float* scores) {
     for (int id = 0; id < bpe->vocab_size && ok; id++) {
         const BpeToken_ token = bpe->tokens[id];
         ways = (BpeListed_*)check_reserve(ways, &room, token.length, sizeof(BpeListed_), "merges");
-        const size_t count = token.kind == BPE_TOKEN ? bpe_ways_(bpe, id, 0, ways) : 0;
+        const size_t count = token.kind == BPE_TOKEN ? bpe_ways(bpe, id, 0, ways) : 0;
         for (size_t i = 0; i < count; i++) {
             const int rank = bpe_pair_(&bpe->pairs, ways[i].left, ways[i].right);
             ok &= rank != BPE_NONE_ && made[rank] == id;
         }
-        scores[id] =
-            token.kind == BPE_TOKEN && scores[id] == 0 ? (float)(score - 1) : scores[id]; // a character
+        if (token.kind == BPE_TOKEN && scores[id] == 0) { // a character
+            scores[id] = (float)(score - 1);
+        }
     }
     free(ways);
     return ok;

@@ -2,8 +2,8 @@
 bpe_json.h -- reads Hugging Face's tokenizer.json: a BPE with its vocabulary, merges, and how
 text is split; and vocab.json, {"token": id, ...}.
 
-A file of SentencePiece's kind replaces blanks by U+2581, in its normalizer or by Metaspace; all others
-are byte-level.
+A file of SentencePiece's kind replaces blanks by U+2581, in its normalizer or by Metaspace; all
+others are byte-level.
 
 A tokenizer.json that splits text differently, normalizes it first, or has tokens that its merges do
 not make is an error that names the difference. Its added special tokens become names (bpe.h), and
@@ -563,7 +563,7 @@ static void bpe_add_json_word_(Bpe* bpe, const BpeJson_* v, BpeAdded_ token, con
           "%s: the added token %s has single_word, lstrip or rstrip, wanted it only where it is special",
           path, bpe_excerpt(token.text).text);
     CHECK(!is_sentence || is_raw ||
-              !(v->blanks || memmem(word.text, word.length, BPE_BLANK_SPELLED, BPE_BLANK_BYTES_)),
+              !(v->blanks || memmem(word.text, word.length, BPE_BLANK_SPELLED, BPE_BLANK_BYTES)),
           "%s: the added token %s is normalized, with its blanks; wanted it only where it is special", path,
           bpe_excerpt(token.text).text);
     bpe->tokens[token.id].kind = BPE_WORD;
@@ -623,7 +623,7 @@ static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) 
             continue;
         }
         CHECK(bpe->tokens[id].length == 0, "%s: id %zu appears twice", path, id);
-        if (v->falls_back && bpe_set_byte_(bpe, (int)id, text)) {
+        if (v->falls_back && bpe_set_byte(bpe, (int)id, text)) {
             continue;
         }
         CHECK(bpe_json_unspell_(v, &text), "%s: token %zu is not in the spelling of GPT-2", path, id);
@@ -706,7 +706,7 @@ static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
         CHECK(bpe_finish_ranks_(bpe, path, list, (int)v->num_merges, error), "%s", error);
     }
     if (is_sentence) {
-        bpe_find_cuts_(bpe);
+        bpe_find_cuts(bpe);
     }
     free(list);
 }

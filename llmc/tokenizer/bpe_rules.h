@@ -40,14 +40,14 @@ enum {
     BPE_BLANK_MISSING = 4, // ... unless one stands there
     BPE_BLANK_CUTS = 8,    // no token has a blank after a character that is none
     BPE_LINE_CUTS = 16,    // no token has \n after a character that is no blank
-    BPE_WORD_CHANGES = 32, // words change the text after them: they remove blanks, or one is put there
+    BPE_WORD_CHANGES = 32, // words change the text after them: blanks are removed, or one is put
     BPE_NO_CUTS = 64,      // such a word ends in a letter or digit, or no ASCII
 };
 
 // All 0 is GPT-2's.
 typedef struct {
     BpeStyle style;
-    int digits;       // most characters of a number's piece; 0: any number. SENTENCE: BPE_BLANK_BEFORE ...
+    int digits;       // most characters of a number's piece; 0: any number. SENTENCE: bits above
     int digits_first; // 1: numbers are cut off before the pattern is matched
     int normalizes;   // 1: text is normalized first (nfc.h)
     int cuts_words;   // 1: words are cut out of the text first (bpe_words.h)
@@ -123,7 +123,7 @@ typedef struct {
     unsigned char* of; // class of each character below `end`, 2 bits each
     uint32_t end;      // all others are BPE_OTHER
     Nfc nfc;           // if pattern.normalizes
-    // SENTENCE: (256 * 256) bits: tokens have the first byte before the second; NULL without a vocabulary
+    // SENTENCE: (256 * 256) bits: tokens have the first byte before the second; NULL: no vocabulary
     uint64_t* joins;
 } BpeRules;
 

@@ -1,6 +1,6 @@
 /*
-bpe_sentence.h -- byte-pair encoding of SentencePiece's kind, as Llama 2, Mistral 7B, Gemma and Phi 3
-have it: tokens are made of characters, and a blank is one of them, spelled U+2581 in files.
+bpe_sentence.h -- byte-pair encoding of SentencePiece's kind, as Llama 2, Mistral 7B, Gemma and Phi
+3 have it: tokens are made of characters, and a blank is one of them, spelled U+2581 in files.
 
     blanks        U+2581 in a text is a blank, too. One may be put before a text (BPE_BLANK_BEFORE).
     characters    one that is no token becomes the tokens of its bytes
@@ -21,10 +21,10 @@ text is left out (bpe_first_token).
 typedef enum { BPE_DOCUMENT, BPE_AFTER_TOKEN, BPE_REST } BpePlace;
 
 #define BPE_BLANK_SPELLED "\xE2\x96\x81" // U+2581
-enum { BPE_BLANK_BYTES_ = 3 };
+enum { BPE_BLANK_BYTES = 3 };
 
 static inline int bpe_is_spelled_blank_(const unsigned char* text, size_t left) {
-    return left >= BPE_BLANK_BYTES_ && memcmp(text, BPE_BLANK_SPELLED, BPE_BLANK_BYTES_) == 0;
+    return left >= BPE_BLANK_BYTES && memcmp(text, BPE_BLANK_SPELLED, BPE_BLANK_BYTES) == 0;
 }
 
 // Replaces each U+2581 by a blank, in place. Returns the new length.
@@ -33,7 +33,7 @@ static inline size_t bpe_unspell_blanks(unsigned char* text, size_t bytes) {
     for (size_t i = 0; i < bytes; n++) {
         const int is_blank = bpe_is_spelled_blank_(text + i, bytes - i);
         text[n] = is_blank ? ' ' : text[i];
-        i += is_blank ? BPE_BLANK_BYTES_ : 1;
+        i += is_blank ? BPE_BLANK_BYTES : 1;
     }
     return n;
 }
@@ -46,7 +46,7 @@ static inline int bpe_blanks_apply(int blanks, BpePlace place, const unsigned ch
     const int has_blank = bytes > 0 && (text[0] == ' ' || bpe_is_spelled_blank_(text, bytes));
     const int leads =
         bytes > 0 && is_first && (blanks & BPE_BLANK_BEFORE) && !(blanks & BPE_BLANK_MISSING && has_blank);
-    const int is_spelled = bytes > 0 && memmem(text, bytes, BPE_BLANK_SPELLED, BPE_BLANK_BYTES_) != NULL;
+    const int is_spelled = bytes > 0 && memmem(text, bytes, BPE_BLANK_SPELLED, BPE_BLANK_BYTES) != NULL;
     if (!leads && !is_spelled) {
         return 0;
     }
@@ -71,7 +71,7 @@ static inline const char* bpe_first_token(const Bpe* bpe, int id, int* length) {
 }
 
 // Sets the token of a byte, <0x0A>. Returns 0 if it has another form.
-static inline int bpe_set_byte_(Bpe* bpe, int id, BpeSpan text) {
+static inline int bpe_set_byte(Bpe* bpe, int id, BpeSpan text) {
     static const char digits[] = "0123456789ABCDEF";
     const char* high = text.length == 6 && text.text[3] ? strchr(digits, text.text[3]) : NULL;
     const char* low = text.length == 6 && text.text[4] ? strchr(digits, text.text[4]) : NULL;
@@ -96,7 +96,7 @@ static inline void bpe_join_bytes_(BpeRules* rules, int before, int after) {
 }
 
 // Finds where texts may be cut, once all merges are known.
-static inline void bpe_find_cuts_(Bpe* bpe) {
+static inline void bpe_find_cuts(Bpe* bpe) {
     BpeRules* rules = &bpe->rules;
     int blank = 0, line = 0; // merges that join them to a character before that is no blank
     rules->joins = (uint64_t*)check_alloc(256 * 256 / 64, sizeof(uint64_t), "vocabulary");
@@ -119,20 +119,20 @@ static inline void bpe_find_cuts_(Bpe* bpe) {
 }
 
 // Prints a token as SentencePiece spells it.
-static inline void bpe_print_sentence_token_(BpeToken_ token, FILE* file) {
+static inline void bpe_print_sentence_token(BpeToken_ token, FILE* file) {
     if (token.kind == BPE_BYTE) {
         fprintf(file, "<0x%02X>", token.text[0]);
     }
     for (uint32_t i = 0; i < token.length && token.kind != BPE_BYTE; i++) {
         const int is_blank = token.kind == BPE_TOKEN && token.text[i] == ' ';
-        fwrite(is_blank ? BPE_BLANK_SPELLED : (const char*)token.text + i, 1, is_blank ? BPE_BLANK_BYTES_ : 1,
+        fwrite(is_blank ? BPE_BLANK_SPELLED : (const char*)token.text + i, 1, is_blank ? BPE_BLANK_BYTES : 1,
                file);
     }
 }
 
 // Sets ways to the merges that make a token, from left to right, with room for its bytes. Returns
 // their number.
-static inline size_t bpe_ways_(const Bpe* bpe, int id, int rank, BpeListed_* ways) {
+static inline size_t bpe_ways(const Bpe* bpe, int id, int rank, BpeListed_* ways) {
     const BpeToken_ token = bpe->tokens[id];
     const char* text = (const char*)token.text;
     size_t count = 0;

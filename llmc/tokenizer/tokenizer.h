@@ -74,7 +74,7 @@ int tokenizer_is_in(const char* path);
 // Returns the bytes of a token, without a terminating zero; valid until the tokenizer is closed.
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
 
-// Returns the bytes of the first token of a text: without a blank that encoding put before the text.
+// Returns the bytes of the first token of a text: without a blank that encoding put before it.
 const char* tokenizer_decode_first(const Tokenizer* tokenizer, int id, int* length);
 
 // Returns the number of bytes that a token stands for: 0 for end-of-text and other names, and for

@@ -257,8 +257,7 @@ TEST(eval_tasks_sentence) {
     for (int i = 0; i < 2; i++) {
         const TaskDocument document = task.documents[i];
         int ids[64] = {tokenizer.eot};
-        const size_t count =
-            (size_t)i + tokenizer_encode(&tokenizer, texts[i], strlen(texts[i]), ids + i); // i: after eot
+        const size_t count = (size_t)i + tokenizer_encode(&tokenizer, texts[i], strlen(texts[i]), ids + i);
         EXPECT((size_t)document.length == count &&
                    memcmp(task.tokens + document.first, ids, count * sizeof(int)) == 0,
                "%d tokens, wanted %zu", document.length, count);

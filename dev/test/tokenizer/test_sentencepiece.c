@@ -1,5 +1,5 @@
-// test_sentencepiece.c -- tokenizers of SentencePiece's kind (dev/ref/make_sentence_fixtures.py): the
-// ids and the decoded texts are those of sentencepiece and of Hugging Face's tokenizers.
+// test_sentencepiece.c -- tokenizers of SentencePiece's kind (dev/ref/make_sentence_fixtures.py):
+// the ids and the decoded texts are those of sentencepiece and of Hugging Face's tokenizers.
 //
 //     test_tokenizer --decode VOCABULARY < IDS    prints the text of ids
 #include <sys/stat.h>
@@ -218,7 +218,7 @@ static char* read_fixture(const char* name, size_t* bytes) {
     return text;
 }
 
-// What is not known is refused by name.
+// Anything else is refused by name.
 TEST(sentence_refused) {
     static const char* const cases[][4] = {
         {"llama2.json", "\"pre_tokenizer\":null",
@@ -359,7 +359,7 @@ TEST(sentence_roles) {
     float scores[4096];
     open_named(&one, "llama2.model");
     CHECK(one.bpe.vocab_size <= 4096 && bpe_gguf_scores(&one.bpe, scores), "scores");
-    for (int id = 3 + 256; scores[id] != scores[one.bpe.vocab_size - 1]; id++) { // the last is a character
+    for (int id = 3 + 256; scores[id] != scores[one.bpe.vocab_size - 1]; id++) { // a character
         EXPECT(scores[id] == (float)(259 - id - 1), "%d: %g", id, scores[id]);
     }
     close_sentence(&one);

@@ -1,5 +1,5 @@
 /*
-sentencepiece.h -- reads SentencePiece's tokenizer.model: a BPE whose merges are ranked by the scores
+bpe_model.h -- reads SentencePiece's tokenizer.model: a BPE whose merges are ranked by the scores
 of the pieces they make.
 
 The file is a message of Protocol Buffers (https://protobuf.dev/programming-guides/encoding): fields
@@ -7,13 +7,13 @@ of a number, a wire type and a value. Fields that are not known are skipped.
 
     1 pieces              1 text, 2 score, 3 type
     2 training settings   3 model type, 24 blanks after words, 41 to 43 ids of roles
-    3 normalization       1 name, 2 table, 3 blank before a text, 4 single blanks, 5 blanks as U+2581
+    3 normalization       1 name, 2 table, 3 blank before a text, 4 single blanks, 5 U+2581
 
 Two pieces are joined if their union is a piece, the one with the highest score first, leftmost
 first. Pieces that users defined are cut out of the normalized text instead (bpe_words.h).
 */
-#ifndef LLMC_SENTENCEPIECE_H
-#define LLMC_SENTENCEPIECE_H
+#ifndef LLMC_BPE_MODEL_H
+#define LLMC_BPE_MODEL_H
 
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_spelling.h"
@@ -23,16 +23,16 @@ extern "C" {
 #endif
 
 // True if a file seems to be such a model.
-int sentencepiece_is(const BpeFile* file);
+int bpe_model_is(const BpeFile* file);
 
 // Opens such a file, whose bytes the vocabulary takes over.
-void sentencepiece_open(Bpe* bpe, const BpeFile* file);
+void bpe_model_open(Bpe* bpe, const BpeFile* file);
 
 #ifdef __cplusplus
 }
 #endif
 
-#ifdef SENTENCEPIECE_IMPLEMENTATION
+#ifdef BPE_MODEL_IMPLEMENTATION
 
 #include <limits.h>
 #include <math.h>
@@ -98,7 +98,8 @@ static int spm_next_(SpmReader_* r, SpmField_* field) {
 
 // ---- the parts of the file ----
 
-enum { SPM_NORMAL_ = 1, SPM_UNKNOWN_, SPM_CONTROL_, SPM_USER_, SPM_UNUSED_, SPM_BYTE_ }; // types of pieces
+// Types of pieces.
+enum { SPM_NORMAL_ = 1, SPM_UNKNOWN_, SPM_CONTROL_, SPM_USER_, SPM_UNUSED_, SPM_BYTE_ };
 enum { SPM_BPE_ = 2, SPM_FIELDS_ = 44 };
 
 typedef struct {
@@ -199,7 +200,7 @@ static void spm_check_(const Spm_* s, int start) {
 static void spm_set_token_(Bpe* bpe, const Spm_* s, SpmPiece_ piece) {
     BpeSpan text = piece.text;
     if (piece.type == SPM_BYTE_) {
-        CHECK(bpe_set_byte_(bpe, piece.id, text), "%s: piece %d is a byte, but not of the form <0x0A>",
+        CHECK(bpe_set_byte(bpe, piece.id, text), "%s: piece %d is a byte, but not of the form <0x0A>",
               s->path, piece.id);
         return;
     }
@@ -219,14 +220,15 @@ static void spm_set_token_(Bpe* bpe, const Spm_* s, SpmPiece_ piece) {
     }
 }
 
-// Checks that each character of a piece is a token, or is cut out of texts: merging starts from these.
+// Checks that each character of a piece is a token, or is cut out of texts: merging starts from
+// these.
 static void spm_check_characters_(const Bpe* bpe, const Spm_* s, int id) {
     const BpeToken_ piece = bpe->tokens[id];
     uint32_t c;
     for (size_t i = 0, n; i < piece.length; i += n) {
         const unsigned char* at = piece.text + i;
         n = (size_t)utf8_decode(at, piece.length - i, &c);
-        CHECK(bpe_find(bpe, (const char*)at, n) >= 0 || bpe_word_at_(&bpe->words, BPE_NORMAL_WORDS, at, n),
+        CHECK(bpe_find(bpe, (const char*)at, n) >= 0 || bpe_word_at(&bpe->words, BPE_NORMAL_WORDS, at, n),
               "%s: piece %d has a character that is no piece", s->path, id);
     }
 }
@@ -252,7 +254,7 @@ static void spm_set_merges_(Bpe* bpe, Spm_* s) {
         spm_check_characters_(bpe, s, piece->id);
         list = (BpeListed_*)check_reserve(list, &room, count + bpe->tokens[piece->id].length,
                                           sizeof(BpeListed_), "merges");
-        const size_t ways = bpe_ways_(bpe, piece->id, rank, list + count);
+        const size_t ways = bpe_ways(bpe, piece->id, rank, list + count);
         if (ways > 0) {
             CHECK(!last || last->score != piece->score,
                   "%s: pieces %d and %d have the same score, wanted an order of merges", s->path, last->id,
@@ -269,7 +271,7 @@ static void spm_set_merges_(Bpe* bpe, Spm_* s) {
 
 // ---- the vocabulary ----
 
-int sentencepiece_is(const BpeFile* file) {
+int bpe_model_is(const BpeFile* file) {
     const unsigned char* d = file->data; // the first piece: its length, its text's length, its text
     return file->bytes > 5 && d[0] == 0x0A && d[2] == 0x0A && d[3] + 2 <= d[1] && d[4] > ' ' && d[4] != '{';
 }
@@ -291,7 +293,7 @@ static void spm_set_card_(Bpe* bpe, const Spm_* s) {
     card_files_close(&files);
 }
 
-void sentencepiece_open(Bpe* bpe, const BpeFile* file) {
+void bpe_model_open(Bpe* bpe, const BpeFile* file) {
     const BpeKept copy = bpe_keep("tokenizer.model", file->data, file->bytes);
     Spm_ s = spm_read_(file);
     const int start = spm_has_(&s, s.bos) ? s.bos : s.eos;
@@ -305,12 +307,12 @@ void sentencepiece_open(Bpe* bpe, const BpeFile* file) {
     }
     bpe_words_finish(&bpe->words);
     spm_set_merges_(bpe, &s);
-    bpe_find_cuts_(bpe);
+    bpe_find_cuts(bpe);
     bpe->kept[bpe->num_kept++] = copy;
     spm_set_card_(bpe, &s);
     free(s.pieces);
 }
 
-#endif // SENTENCEPIECE_IMPLEMENTATION
+#endif // BPE_MODEL_IMPLEMENTATION
 
 #endif
