@@ -155,7 +155,7 @@ static Spm_ spm_read_(const BpeFile* file) {
     Spm_ s = {file->path, NULL, 0, 1, 0, 1, 2, -1, 0, 1, 1, 1, {NULL, 0}}; // the format's defaults
     int *training[SPM_FIELDS_] = {NULL}, *normalization[SPM_FIELDS_] = {NULL};
     SpmReader_ r = {file->path, {file->data, file->bytes}};
-    BpeSpan unused;
+    BpeSpan unused = {NULL, 0};
     SpmField_ field;
     training[3] = &s.model_type;
     training[24] = &s.has_suffix;
