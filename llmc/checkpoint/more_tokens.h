@@ -72,7 +72,7 @@ static void more_tokens_set_tensor_(const MoreTokens* more, const TensorRow* row
     for (int id = first; id < more->extended->vocab_size; id++) {
         int length;
         const char* text = tokenizer_decode(more->extended, id, &length);
-        const size_t count = tokenizer_encode(more->own, text, (size_t)length, ids);
+        const size_t count = tokenizer_encode_rest(more->own, text, (size_t)length, ids);
         more_tokens_mean_(tensor, row->cols, id, ids, count);
     }
     free(ids);

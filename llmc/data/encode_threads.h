@@ -252,7 +252,8 @@ static void pipeline_encode_(const TextBlock* text, PipelineIds_* out, void* too
         const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
         const int has_parts = part < text->num_parts && text->parts[part].document == i;
         count = has_parts ? pipeline_encode_parts_(tool, text, &part, i, ids, count - 1)
-                          : count + bpe_encode(&tool->encoder, text->text + begin, end - begin, ids + count);
+                          : count + bpe_encode_at(&tool->encoder, i == 0 ? BPE_REST : BPE_DOCUMENT,
+                                                  text->text + begin, end - begin, ids + count);
         if (i < text->num_documents) {
             ids[count++] = bpe->eot;
         }

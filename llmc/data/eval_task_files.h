@@ -80,9 +80,10 @@ static int task_add_ending_(TaskReader_* r, size_t context, size_t scored) {
     return 1;
 }
 
-static size_t task_encode_(TaskReader_* r, const char* text, size_t bytes, size_t at) {
+// Encodes a text at a place in the document; after another text, it continues that.
+static size_t task_encode_(TaskReader_* r, const char* text, size_t bytes, size_t at, int is_rest) {
     int* ids = task_begin(r->task, at + tokenizer_most_ids(r->settings.tokenizer, bytes)) + at;
-    return tokenizer_encode(r->settings.tokenizer, text, bytes, ids);
+    return (is_rest ? tokenizer_encode_rest : tokenizer_encode)(r->settings.tokenizer, text, bytes, ids);
 }
 
 // Adds the tokens of a context and an ending.
@@ -103,12 +104,14 @@ static int task_add_pair_(TaskReader_* r, TaskText context, TaskText ending, Tas
     if (has_blank) {
         r->text[0] = ' ';
     }
-    size_t before = task_encode_(r, context.text, context.bytes, 0);
-    if (before == 0) {
+    size_t before = task_encode_(r, context.text, context.bytes, 0, 0);
+    const int is_rest = before > 0;
+    if (!is_rest) {
         *task_begin(r->task, 1) = r->settings.eot;
         before = 1;
     }
-    return task_add_ending_(r, before, task_encode_(r, r->text, ending.bytes + (size_t)has_blank, before));
+    return task_add_ending_(r, before,
+                            task_encode_(r, r->text, ending.bytes + (size_t)has_blank, before, is_rest));
 }
 
 // Adds each context of a record with each of its endings.

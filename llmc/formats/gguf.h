@@ -94,6 +94,7 @@ void gguf_commit(GgufWriter* w);
 #include "llmc/base/text_buffer.h"
 #include "llmc/ops/q8.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_sentence.h"
 
 enum { GGUF_ALIGN_ = 32 };
 
@@ -360,9 +361,15 @@ static void gguf_pair_tokenizer_(GgufWriter* w, GgufLines_ which, const Bpe* bpe
     free(text);
 }
 
+// Returns the token of unknown characters of SentencePiece's kind; -1: none.
+static int gguf_unknown_(const Bpe* bpe) {
+    return bpe->rules.pattern.style == BPE_SENTENCE ? bpe_find_added(bpe, "<unk>") : -1;
+}
+
 // Writes the tokens around texts and the template of chats. The file has two ends of a text: the
 // document's, and the end of an answer or another one.
-static void gguf_put_card_(GgufWriter* w, const ModelCard* card) {
+static void gguf_put_card_(GgufWriter* w, const Bpe* bpe, const ModelCard* card) {
+    const int unknown = gguf_unknown_(bpe);
     int eos = 0;
     while (eos + 1 < card->num_ends && card->ends[eos] == card->turn_end) {
         eos++;
@@ -371,7 +378,7 @@ static void gguf_put_card_(GgufWriter* w, const ModelCard* card) {
               eot = card->turn_end >= 0 ? card->turn_end : other;
     gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", card->start);
     gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", card->ends[eos]);
-    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", card->start);
+    gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", unknown >= 0 ? unknown : card->start);
     if (eot >= 0) {
         gguf_pair_u32_(w, "tokenizer.ggml.eot_token_id", eot);
     }
@@ -383,25 +390,75 @@ static void gguf_put_card_(GgufWriter* w, const ModelCard* card) {
     }
 }
 
+// Types of tokens.
+enum { GGUF_NORMAL_ = 1, GGUF_UNKNOWN_, GGUF_CONTROL_, GGUF_USER_, GGUF_UNUSED_, GGUF_BYTE_ };
+
+static uint32_t gguf_token_type_(const Bpe* bpe, int id, int unknown) {
+    if (id >= bpe->vocab_size) {
+        return GGUF_UNUSED_;
+    }
+    const BpeKind kind = bpe->tokens[id].kind;
+    const int is_sentence = bpe->rules.pattern.style == BPE_SENTENCE;
+    return id == unknown                     ? GGUF_UNKNOWN_
+           : kind == BPE_NAME                ? GGUF_CONTROL_
+           : kind == BPE_BYTE                ? GGUF_BYTE_
+           : is_sentence && kind == BPE_WORD ? GGUF_USER_
+                                             : GGUF_NORMAL_;
+}
+
+// Writes the tokens of SentencePiece's kind, which may have any characters, and their scores.
+static void gguf_put_sentence_(GgufWriter* w, const Bpe* bpe, int V) {
+    float* scores = (float*)check_alloc((size_t)V + (size_t)bpe->vocab_size, sizeof(float), w->file.path);
+    bpe_gguf_scores(bpe, scores);
+    gguf_key_(w, "tokenizer.ggml.tokens", GGUF_ARRAY_);
+    gguf_put_u32_(w, GGUF_STRING_);
+    gguf_put_u64_(w, (uint64_t)V);
+    for (int id = 0; id < V; id++) {
+        TextBuffer buffer;
+        text_buffer_open(&buffer, w->file.path);
+        if (id < bpe->vocab_size) {
+            bpe_print_sentence_token(bpe->tokens[id], buffer.file);
+        } else {
+            fprintf(buffer.file, "[PAD%d]", id);
+        }
+        char* text = text_buffer_close(&buffer);
+        gguf_put_string_(w, text, buffer.bytes);
+        free(text);
+    }
+    gguf_key_(w, "tokenizer.ggml.scores", GGUF_ARRAY_);
+    gguf_put_u32_(w, GGUF_FLOAT_);
+    gguf_put_u64_(w, (uint64_t)V);
+    gguf_put_bytes_(w, scores, (size_t)V * sizeof(float));
+    gguf_pair_bool_(w, "tokenizer.ggml.add_space_prefix", bpe_puts_blank(bpe));
+    gguf_pair_bool_(w, "tokenizer.ggml.remove_extra_whitespaces", 0);
+    free(scores);
+}
+
 static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, const ModelCard* card, GgufStart start,
                                 int V) {
-    const uint32_t normal = 1, control = 3, unused = 5;
     if (!bpe) {
         gguf_pair_string_(w, "tokenizer.ggml.model", "no_vocab");
         gguf_own_u32_(w, "vocab_size", V);
         return;
     }
-    gguf_pair_string_(w, "tokenizer.ggml.model", "gpt2");
+    const int is_sentence = bpe->rules.pattern.style == BPE_SENTENCE, unknown = gguf_unknown_(bpe);
+    gguf_pair_string_(w, "tokenizer.ggml.model", is_sentence ? "llama" : "gpt2");
     gguf_pair_string_(w, "tokenizer.ggml.pre", bpe_gguf_pre(bpe));
-    gguf_pair_tokenizer_(w, GGUF_TOKENS_, bpe, V);
+    if (is_sentence) {
+        gguf_put_sentence_(w, bpe, V);
+    } else {
+        gguf_pair_tokenizer_(w, GGUF_TOKENS_, bpe, V);
+    }
     gguf_key_(w, "tokenizer.ggml.token_type", GGUF_ARRAY_);
     gguf_put_u32_(w, GGUF_I32_);
     gguf_put_u64_(w, (uint64_t)V);
     for (int id = 0; id < V; id++) {
-        gguf_put_u32_(w, id >= bpe->vocab_size ? unused : bpe_is_name(bpe, id) ? control : normal);
+        gguf_put_u32_(w, gguf_token_type_(bpe, id, unknown));
     }
-    gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
-    gguf_put_card_(w, card);
+    if (!is_sentence) {
+        gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
+    }
+    gguf_put_card_(w, bpe, card);
     gguf_pair_bool_(w, "tokenizer.ggml.add_bos_token", start == GGUF_START_TOKEN);
     gguf_pair_bool_(w, "tokenizer.ggml.add_eos_token", 0);
 }

@@ -156,12 +156,13 @@ void generator_close(Generator* g) {
 }
 
 // Adds a token to the text, or its number without a tokenizer.
-static void generator_write_(const Generator* g, TextStream* stream, int id) {
+// is_first: 1 for the first token of a text, which may have a blank that encoding put there.
+static void generator_write_(const Generator* g, TextStream* stream, int id, int is_first) {
     char number[GENERATOR_NUMBER_BYTES];
     int length = snprintf(number, sizeof(number), "%d ", id);
     const char* token = number;
     if (g->data->has_tokenizer && id < g->data->tokenizer.vocab_size) {
-        token = tokenizer_decode(&g->data->tokenizer, id, &length);
+        token = (is_first ? tokenizer_decode_first : tokenizer_decode)(&g->data->tokenizer, id, &length);
     }
     text_stream_add(stream, token, (size_t)length);
 }
@@ -182,7 +183,7 @@ static void generator_draw_(Generator* g, GeneratorSequence* sequence, const flo
     }
     sequence->ids[sequence->count++] = next;
     sequence->generated++;
-    generator_write_(g, &sequence->stream, next);
+    generator_write_(g, &sequence->stream, next, sequence->count == 1 + (sequence->ids[0] == g->eot));
     sequence->end = sequence->stream.is_stopped              ? GENERATOR_STRING
                     : sequence->generated == sequence->limit ? GENERATOR_TOKENS
                                                              : STILL_GENERATING;
@@ -251,7 +252,7 @@ static int generator_sample_(Generator* g, GeneratorStop stop, void* run) {
     text_stream_begin(&sequence->stream);
     for (int i = g->prompt[0] == g->eot; i < g->prompt_tokens;
          i++) { // end-of-text before the prompt is not shown
-        generator_write_(g, &sequence->stream, g->prompt[i]);
+        generator_write_(g, &sequence->stream, g->prompt[i], i == (g->prompt[0] == g->eot));
     }
     if (stop(run)) {
         return 0;

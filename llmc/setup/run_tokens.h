@@ -447,7 +447,7 @@ int run_data_infill(int* ids, int max, const RunData* data, const Options* optio
     const char* text = options->texts.suffix;
     int* suffix =
         (int*)check_alloc(tokenizer_most_ids(&data->tokenizer, strlen(text)) + 1, sizeof(int), "suffix");
-    const size_t n = tokenizer_encode(&data->tokenizer, text, strlen(text), suffix);
+    const size_t n = tokenizer_encode_rest(&data->tokenizer, text, strlen(text), suffix);
     const int count = run_data_prompt(ids, max, data, options, V), start = ids[0] == run_data_eot(data, V);
     if ((size_t)count + n + FIM_MARKS > (size_t)max) {
         die_usage("--suffix: %zu tokens, with %d of the prompt and %d marks; wanted at most %d, the sequence "

@@ -16,6 +16,9 @@ A tokenizer.json may list its merges in another order than its ids, several merg
 none of others. Two neighbors are then joined by the rank of their merge in the list (`made`); a
 token without a merge is a whole piece (`finds_pieces`), or nothing.
 
+Pieces of SentencePiece's kind (bpe_sentence.h) start as their characters instead, and as the bytes
+of those that are no token.
+
 A vocabulary may also have names: end-of-text, and special tokens like <pad>. They have ids and can
 be decoded, but no text encodes to them, not even the characters of the name.
 */
@@ -45,6 +48,7 @@ typedef enum {
     BPE_TOKEN, // made by merges, or a whole piece
     BPE_NAME,  // no text encodes to it: end-of-text and special tokens like <pad>
     BPE_WORD,  // cut out of the text (bpe_words.h)
+    BPE_BYTE,  // a byte of a character that is no token, of SentencePiece's kind
 } BpeKind;
 
 typedef struct {
@@ -273,11 +277,35 @@ typedef struct {
     int at; // latest union
 } BpeShortMerge_;
 
+// Sets the tokens that merging a piece of SentencePiece's kind starts from. Returns their number,
+// at most n.
+static inline size_t bpe_characters_(const Bpe* bpe, const unsigned char* piece, size_t n, int* ids) {
+    size_t count = 0, length;
+    for (size_t i = 0; i < n; i += length) {
+        uint32_t c;
+        length = (size_t)utf8_decode(piece + i, n - i, &c);
+        const int id = length == 1 ? bpe->byte_ids[piece[i]] : bpe_find(bpe, (const char*)piece + i, length);
+        for (size_t k = 0; k < (id < 0 ? length : 1); k++) {
+            ids[count++] = id < 0 ? bpe->byte_ids[piece[i + k]] : id;
+        }
+    }
+    return count;
+}
+
 static inline void bpe_short_merge_open_(const Bpe* bpe, const unsigned char* piece, int n,
                                          BpeShortMerge_* merge) {
     assert(0 < n && n <= BPE_SHORT_);
+    merge->parts[0] = merge->ranks[0] = BPE_NONE_;
+    if (bpe->rules.pattern.style == BPE_SENTENCE) {
+        merge->count = (int)bpe_characters_(bpe, piece, (size_t)n, &merge->parts[1]);
+        merge->parts[merge->count + 1] = BPE_NONE_;
+        for (int i = 1; i < merge->count; i++) {
+            merge->ranks[i] = bpe_pair_(&bpe->pairs, merge->parts[i], merge->parts[i + 1]);
+        }
+        return;
+    }
     merge->count = n;
-    merge->parts[0] = merge->parts[n + 1] = merge->ranks[0] = BPE_NONE_;
+    merge->parts[n + 1] = BPE_NONE_;
     for (int i = 0; i < n; i++) {
         merge->parts[i + 1] = bpe->byte_ids[piece[i]];
     }
@@ -420,9 +448,10 @@ static inline void bpe_join_rank_(BpeMerger_* merger, const Bpe* bpe, int rank) 
     }
 }
 
-// Sets the parts of a piece to its bytes.
-static inline void bpe_place_parts_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece,
-                                    size_t n) {
+// Sets the parts of a piece to its bytes, or its characters. `ids` has room for n. Returns their
+// number.
+static inline size_t bpe_place_parts_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece,
+                                      size_t n, int* ids) {
     CHECK(n < BPE_NOWHERE_ / 3, "a piece of text of %zu bytes without a cut, wanted fewer than %u", n,
           BPE_NOWHERE_ / 3);
     if (n > merger->capacity) {
@@ -434,11 +463,14 @@ static inline void bpe_place_parts_(const Bpe* bpe, BpeMerger_* merger, const un
         merger->waiting = (BpeWaiting_*)check_alloc_unset(3 * merger->capacity, sizeof(BpeWaiting_),
                                                           "merging a piece of text");
     }
+    const int has_characters = bpe->rules.pattern.style == BPE_SENTENCE;
+    n = has_characters ? bpe_characters_(bpe, piece, n, ids) : n;
     for (size_t i = 0; i < n; i++) {
-        merger->parts[i].id = bpe->byte_ids[piece[i]];
+        merger->parts[i].id = has_characters ? ids[i] : bpe->byte_ids[piece[i]];
         merger->parts[i].next = i + 1 < n ? (uint32_t)i + 1 : BPE_NOWHERE_;
         merger->parts[i].last = i > 0 ? (uint32_t)i - 1 : BPE_NOWHERE_;
     }
+    return n;
 }
 
 // Merges the parts where ranks are ids. A union has a higher id than its parts, so merging the
@@ -524,9 +556,9 @@ static inline void bpe_merge_ranks_(const Bpe* bpe, BpeMerger_* merger, size_t n
 // Merges a piece of any length. Returns the number of ids.
 static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n,
                                      int* ids) {
-    bpe_place_parts_(bpe, merger, piece, n);
+    const size_t parts = bpe_place_parts_(bpe, merger, piece, n, ids);
     if (bpe->pairs.made) {
-        bpe_merge_ranks_(bpe, merger, n);
+        bpe_merge_ranks_(bpe, merger, parts);
     } else {
         bpe_merge_ids_(bpe, merger, piece, n);
     }
@@ -570,6 +602,7 @@ static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buff
     bpe->vocab_size = bpe->num_ranks = (int)V;
     bpe->eot = (int)eot;
     bpe->card = model_card_of((int)eot);
+    memset(bpe->byte_ids, -1, sizeof(bpe->byte_ids));
     bpe_rules_open(&bpe->rules, pattern);
     bpe->buffer = buffer;
     bpe->tokens = (BpeToken_*)check_alloc(V, sizeof(BpeToken_), "vocabulary");
@@ -640,7 +673,8 @@ static inline int bpe_finish_bytes_(Bpe* bpe, const char* name, char* error) {
     }
     for (int byte = 0; byte < 256; byte++) {
         const char text = (char)byte;
-        bpe->byte_ids[byte] = bpe_find(bpe, &text, 1);
+        const int id = bpe_find(bpe, &text, 1);
+        bpe->byte_ids[byte] = id < 0 ? bpe->byte_ids[byte] : id; // of SentencePiece's kind: <0x0A>
         if (bpe->byte_ids[byte] < 0) {
             return error_set(error, name, "no token is the byte 0x%02X, wanted all 256", (unsigned)byte);
         }
@@ -650,33 +684,35 @@ static inline int bpe_finish_bytes_(Bpe* bpe, const char* name, char* error) {
 
 // Merge of a list: the tokens that it joins, and the one that it makes.
 typedef struct {
-    int left, right, made;
+    int left, right, made, rank; // merges of one rank make the same token
 } BpeListed_;
 
-// Completes the vocabulary once its tokens are set, with a list of n merges, whose places are their
+// Completes the vocabulary once its tokens are set, with a list of n merges in the order of their
 // ranks. Returns 0 with the reason in `error`.
 static inline int bpe_finish_ranks_(Bpe* bpe, const char* name, const BpeListed_* list, int n, char* error) {
-    int* made = (int*)check_alloc((size_t)n, sizeof(int), "vocabulary");
+    const int num_ranks = n > 0 ? list[n - 1].rank + 1 : 0;
+    int* made = (int*)check_alloc((size_t)num_ranks + 1, sizeof(int), "vocabulary");
     free(bpe->pairs.entries);
     while ((size_t)1 << bpe->pairs.bits < 2 * (size_t)n) {
         bpe->pairs.bits++;
     }
     bpe->pairs.entries = (uint64_t*)check_alloc((size_t)1 << bpe->pairs.bits, sizeof(uint64_t), "vocabulary");
     bpe->pairs.made = made;
-    bpe->num_ranks = n;
+    bpe->num_ranks = num_ranks;
     if (!bpe_finish_bytes_(bpe, name, error)) {
         return 0;
     }
-    for (int rank = 0; rank < n; rank++) {
-        const BpeToken_ left = bpe->tokens[list[rank].left], right = bpe->tokens[list[rank].right];
-        const int before = bpe_pair_(&bpe->pairs, list[rank].left, list[rank].right);
+    for (int i = 0; i < n; i++) {
+        const BpeListed_ merge = list[i];
+        const BpeToken_ left = bpe->tokens[merge.left], right = bpe->tokens[merge.right];
+        const int before = bpe_pair_(&bpe->pairs, merge.left, merge.right);
         if (before != BPE_NONE_) {
-            return error_set(error, name, "merges[%d] is merges[%d] again", rank, before);
+            return error_set(error, name, "merges[%d] is merges[%d] again", merge.rank, before);
         }
-        bpe_add_pair_(&bpe->pairs, list[rank].left, list[rank].right, rank);
-        made[rank] = list[rank].made;
+        bpe_add_pair_(&bpe->pairs, merge.left, merge.right, merge.rank);
+        made[merge.rank] = merge.made;
         if (left.length == 1 && right.length == 1) {
-            bpe->byte_pairs[256 * left.text[0] + right.text[0]] = rank;
+            bpe->byte_pairs[256 * left.text[0] + right.text[0]] = merge.rank;
         }
     }
     return 1;
@@ -811,16 +847,19 @@ static inline int bpe_find_added(const Bpe* bpe, const char* name) {
     const size_t bytes = strlen(name);
     for (int id = 0; id < bpe->vocab_size; id++) {
         const BpeToken_ token = bpe->tokens[id];
-        if (token.kind != BPE_TOKEN && token.length == bytes && memcmp(token.text, name, bytes) == 0) {
+        const int is_added = token.kind == BPE_NAME || token.kind == BPE_WORD;
+        if (is_added && token.length == bytes && memcmp(token.text, name, bytes) == 0) {
             return id;
         }
     }
     return -1;
 }
 
-// Returns an upper bound of the ids of a text of `bytes` bytes: normalization may lengthen it.
+// Returns an upper bound of the ids of a text of `bytes` bytes: normalization may lengthen it. A
+// blank before each text between words at most doubles it.
 static inline size_t bpe_most_ids(const Bpe* bpe, size_t bytes) {
-    return bytes * (bpe->rules.pattern.normalizes ? NFC_MOST_GROWTH : 1);
+    const BpePattern pattern = bpe->rules.pattern;
+    return bytes * (pattern.normalizes ? NFC_MOST_GROWTH : pattern.style == BPE_SENTENCE ? 2 : 1);
 }
 
 // True if a text ends with this token: end-of-text, or another that the model's files name.

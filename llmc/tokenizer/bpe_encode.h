@@ -87,7 +87,10 @@ void bpe_encoder_close(BpeEncoder* encoder);
 // ---- encoding ----
 
 // Sets ids, with room for bpe_most_ids of them, to the tokens of the text. Returns their number. A
-// text may be encoded in parts that end at cuts of bpe_last_cut.
+// text may be encoded in parts that end at cuts of bpe_last_cut: all but the first are BPE_REST.
+size_t bpe_encode_at(BpeEncoder* encoder, BpePlace place, const char* text, size_t bytes, int* ids);
+
+// Encodes the start of a document, or all of it.
 size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus
@@ -383,7 +386,7 @@ static void bpe_encode_word_(void* context, int id) {
     encoding->ids[encoding->count++] = id;
 }
 
-size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids) {
+size_t bpe_encode_at(BpeEncoder* encoder, BpePlace place, const char* text, size_t bytes, int* ids) {
     const Bpe* bpe = encoder->bpe;
     const unsigned char* at = (const unsigned char*)text;
     if (bpe_texts_are_whole(&bpe->rules)) {
@@ -392,8 +395,12 @@ size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids)
     BpeEncoding_ encoding = {encoder, ids, 0};
     const BpeTexts texts = {&bpe->rules,      &bpe->words,      &encoder->normal,
                             bpe_encode_text_, bpe_encode_word_, &encoding};
-    bpe_texts_visit(&texts, at, bytes);
+    bpe_texts_visit(&texts, place, at, bytes);
     return encoding.count;
+}
+
+size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids) {
+    return bpe_encode_at(encoder, BPE_DOCUMENT, text, bytes, ids);
 }
 
 #endif // BPE_ENCODE_IMPLEMENTATION

@@ -6,10 +6,12 @@ tokenizer.json.
     vocab.json             {"token": id, ...}
     merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in GPT-2's order
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
+    tokenizer.model        SentencePiece's (bpe_model.h)
 
 Reading takes any of them, recognized by its content, or a directory: its tokenizer.json or, without
-one, its merges.txt (a vocab.json beside it must agree). A file must be consistent. The same
-vocabulary always gives the same bytes; GPT-2's gives the public merges.txt and vocab.json.
+one, its tokenizer.model, or else its merges.txt (a vocab.json beside it must agree). A file must be
+consistent. The same vocabulary always gives the same bytes; GPT-2's gives the public merges.txt and
+vocab.json.
 
 bpe_write_hf writes a model's tokenizer for Hugging Face's transformers into a directory;
 bpe_write_hf_config writes the part of it that any tokenizer.json needs beside it.
@@ -75,6 +77,10 @@ int bpe_is_like_gpt2(const Bpe* bpe);
 // none.
 const char* bpe_gguf_pre(const Bpe* bpe);
 
+// Sets the scores (V) of tokens of SentencePiece's kind, by which GGUF ranks merges: the highest is
+// first. Returns 0 if the merges have no such order.
+int bpe_gguf_scores(const Bpe* bpe, float* scores);
+
 // Prints the merges in the order of their ranks, "A B", one per line.
 void bpe_print_merges(const Bpe* bpe, FILE* file);
 
@@ -99,6 +105,7 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/bpe_spelling.h"
 #include "llmc/tokenizer/bpe_json.h"
+#include "llmc/tokenizer/bpe_model.h"
 
 #define BPE_MAX_CONFIG_ ((size_t)16 << 20) // largest tokenizer_config.json
 
@@ -283,16 +290,17 @@ static void bpe_put_merges_(const Bpe* bpe, FILE* file) {
 // Files that are written as they were read, tokenizer.json first.
 static const char* const bpe_kept_files_[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-    "merges.txt",     "added_tokens.json"};
+    "merges.txt",     "added_tokens.json",     "tokenizer.model"};
 enum { BPE_KEPT_FILES_ = sizeof(bpe_kept_files_) / sizeof(bpe_kept_files_[0]) };
 _Static_assert((int)BPE_KEPT_FILES_ <= (int)BPE_MAX_KEPT, "room for all files that are kept");
 
-// Keeps the files of the tokenizer in this directory.
+// Keeps the files of the tokenizer in this directory, beside the one that was read.
 static void bpe_keep_directory_(Bpe* bpe, const char* directory) {
     for (int i = 1; i < BPE_KEPT_FILES_; i++) {
         char path[PATH_MAX], error[ERROR_BYTES], *text;
         size_t bytes;
-        if (bpe_path(path, directory, bpe_kept_files_[i])) {
+        const int is_read = bpe->num_kept > 0 && strcmp(bpe_kept_files_[i], bpe->kept[0].name) == 0;
+        if (!is_read && bpe_path(path, directory, bpe_kept_files_[i])) {
             CHECK(byte_order_text(path, BPE_MAX_CONFIG_, &text, &bytes, error), "%s", error);
             bpe->kept[bpe->num_kept++] = bpe_keep(bpe_kept_files_[i], text, bytes);
             free(text);
@@ -471,11 +479,14 @@ static void bpe_open_data_(Bpe* bpe, BpeFile* file) {
         bpe_open_merges_(bpe, file);
     } else if (blanks < file->bytes && file->data[blanks] == '{') {
         bpe_open_json(bpe, file);
+    } else if (bpe_model_is(file)) {
+        bpe_model_open(bpe, file);
     } else {
         const BpeSpan line = bpe_until(file->data, file->bytes, '\n');
         CHECK(bpe_decimal_(bpe_after_blank(line), INT_MAX) >= 0,
               "%s: wanted a tokenizer: tokenizer.json, vocab.json, #version and lines of two tokens "
-              "(merges.txt, vocab.bpe), or lines of base64 and id (.tiktoken)%s",
+              "(merges.txt, vocab.bpe), lines of base64 and id (.tiktoken), or SentencePiece's "
+              "tokenizer.model%s",
               file->path, file_ends_in(file->path, ".bin") ? "; not llm.c's .bin" : "");
         bpe_open_tiktoken_(bpe, file);
     }
@@ -531,11 +542,16 @@ static void bpe_open_directory_(Bpe* bpe, const char* directory) {
         bpe_keep_directory_(bpe, directory);
         return;
     }
-    CHECK(
-        !bpe_path(model, directory, "tokenizer.model"),
-        "%s: a tokenizer of SentencePiece, or of tiktoken in another form, which is not supported; wanted a "
-        "tokenizer.json of byte-level BPE",
-        model);
+    if (bpe_path(model, directory, "tokenizer.model")) {
+        BpeFile file = bpe_read_(model);
+        CHECK(bpe_model_is(&file),
+              "%s: not SentencePiece's; wanted that, or a tokenizer.json (tiktoken's says nothing about "
+              "splitting)",
+              model);
+        bpe_model_open(bpe, &file);
+        bpe_keep_directory_(bpe, directory);
+        return;
+    }
     CHECK(bpe_path(merges, directory, "merges.txt"), "%s: no tokenizer.json or merges.txt in this directory",
           directory);
     if (bpe_path(vocab, directory, "vocab.json")) {
@@ -648,18 +664,25 @@ void bpe_write_hf(const Bpe* bpe, const ModelCard* card, const char* directory, 
     if (bpe_write_kept_(bpe, card, directory)) {
         return;
     }
-    for (int i = bpe_is_like_gpt2(bpe) ? 0 : 2; i < 3; i++) {
+    const int is_model = bpe->num_kept > 0 && strcmp(bpe->kept[0].name, "tokenizer.model") == 0;
+    for (int i = bpe_is_like_gpt2(bpe) ? 0 : is_model ? 3 : 2; i < 3; i++) {
         bpe_path(path, directory, files[i].name);
         bpe_write_as_(bpe, path, files[i].put);
     }
-    bpe_write_hf_config(directory, bpe_is_like_gpt2(bpe) ? "GPT2Tokenizer" : "PreTrainedTokenizerFast", card,
-                        bpe, max_T);
+    bpe_write_hf_config(directory,
+                        bpe_is_like_gpt2(bpe) ? "GPT2Tokenizer"
+                        : is_model            ? "LlamaTokenizer"
+                                              : "PreTrainedTokenizerFast",
+                        card, bpe, max_T);
 }
 
 // Adds what GPT-2's vocabulary lacks, so that its checksum stays the same.
 static void bpe_hash_difference_(const Bpe* bpe, Xxh64* hash) {
     xxh64_add(hash, &bpe->rules.pattern, sizeof(bpe->rules.pattern));
     xxh64_add(hash, &bpe->finds_pieces, sizeof(bpe->finds_pieces));
+    if (bpe->rules.pattern.style == BPE_SENTENCE) {
+        xxh64_add(hash, bpe->byte_ids, sizeof(bpe->byte_ids));
+    }
     for (size_t i = 0; i < bpe->words.count; i++) {
         xxh64_add(hash, &bpe->words.words[i].id, sizeof(int));
         xxh64_add(hash, &bpe->words.words[i].kind, sizeof(BpeWordKind));
@@ -691,12 +714,48 @@ uint64_t bpe_checksum(const Bpe* bpe) {
 
 const char* bpe_gguf_pre(const Bpe* bpe) {
     const BpePattern p = bpe->rules.pattern;
+    if (p.style == BPE_SENTENCE) {
+        float* scores = (float*)check_alloc((size_t)bpe->vocab_size, sizeof(float), "scores");
+        const int ok = bpe_gguf_scores(bpe, scores);
+        free(scores);
+        return ok ? "default" : NULL;
+    }
     return p.style == BPE_CL100K && p.digits == 1   ? "qwen2"
            : p.style == BPE_CL100K && p.digits == 3 ? (bpe->finds_pieces ? "llama-bpe" : "dbrx")
            : p.style == BPE_CL100K                  ? NULL
            : p.digits_first                         ? (p.digits ? "smollm" : NULL)
            : p.normalizes                           ? "olmo"
                                                     : "gpt-2";
+}
+
+// GGUF joins any two tokens whose union is one, so each such pair must be a merge, and all merges
+// of a token stand together. Words are cut out first.
+int bpe_gguf_scores(const Bpe* bpe, float* scores) {
+    const int* made = bpe->pairs.made;
+    BpeListed_* ways = NULL;
+    size_t room = 0;
+    int score = 0, ok = 1;
+    memset(scores, 0, (size_t)bpe->vocab_size * sizeof(float));
+    for (int rank = 0; rank < bpe->num_ranks; rank++) {
+        if (bpe->tokens[made[rank]].kind == BPE_TOKEN && (rank == 0 || made[rank] != made[rank - 1])) {
+            ok &= scores[made[rank]] == 0;
+            scores[made[rank]] = (float)--score;
+        }
+    }
+    for (int id = 0; id < bpe->vocab_size && ok; id++) {
+        const BpeToken_ token = bpe->tokens[id];
+        ways = (BpeListed_*)check_reserve(ways, &room, token.length, sizeof(BpeListed_), "merges");
+        const size_t count = token.kind == BPE_TOKEN ? bpe_ways(bpe, id, 0, ways) : 0;
+        for (size_t i = 0; i < count; i++) {
+            const int rank = bpe_pair_(&bpe->pairs, ways[i].left, ways[i].right);
+            ok &= rank != BPE_NONE_ && made[rank] == id;
+        }
+        if (token.kind == BPE_TOKEN && scores[id] == 0) { // a character
+            scores[id] = (float)(score - 1);
+        }
+    }
+    free(ways);
+    return ok;
 }
 
 void bpe_print_tokens(const Bpe* bpe, int V, FILE* file) {

@@ -2,6 +2,9 @@
 bpe_json.h -- reads Hugging Face's tokenizer.json: a BPE with its vocabulary, merges, and how
 text is split; and vocab.json, {"token": id, ...}.
 
+A file of SentencePiece's kind replaces blanks by U+2581, in its normalizer or by Metaspace; all
+others are byte-level.
+
 A tokenizer.json that splits text differently, normalizes it first, or has tokens that its merges do
 not make is an error that names the difference. Its added special tokens become names (bpe.h), and
 the files beside it say which of them start and end a text (model_card.h).
@@ -12,7 +15,10 @@ the files beside it say which of them start and end a text (model_card.h).
 #include <stddef.h>
 
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_parts.h"
+#include "llmc/tokenizer/bpe_sentence.h"
 #include "llmc/tokenizer/bpe_spelling.h"
+#include "llmc/tokenizer/model_card.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,9 +26,6 @@ extern "C" {
 
 // Opens such a file, whose bytes the vocabulary takes over.
 void bpe_open_json(Bpe* bpe, const BpeFile* file);
-
-// Copies a file's bytes.
-BpeKept bpe_keep(const char* name, const void* bytes, size_t count);
 
 #ifdef __cplusplus
 }
@@ -40,8 +43,6 @@ BpeKept bpe_keep(const char* name, const void* bytes, size_t count);
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/printable.h"
-#include "llmc/tokenizer/chat_format.h"
-#include "llmc/tokenizer/model_card.h"
 
 // ---- the parts of the file ----
 
@@ -72,7 +73,10 @@ typedef struct {
     int has_model, is_bytes; // parts that were found, and are as required
     BpePattern pattern;
     int has_pattern;
-    int finds_pieces;  // ignore_merges
+    int finds_pieces;                           // ignore_merges
+    int falls_back;                             // byte_fallback
+    int has_replace, has_metaspace, has_blanks; // parts that replace blanks; that split at them
+    int blanks;                                 // BPE_BLANK_BEFORE ...
     const char* start; // the only token that its post_processor puts before a text; NULL: none
     int num_starts;    // tokens that it puts before a text
     int is_after_text; // while a template is read
@@ -146,13 +150,6 @@ static int bpe_json_merge_(BpeJson_* v) {
     if (!bpe_json_sides_(v, sides)) {
         return 0;
     }
-    for (int side = 0; side < 2; side++) {
-        sides[side].length = bpe_unspell(sides[side], &v->spelling);
-        if (sides[side].length == 0) {
-            return error_set(v->json.error, v->json.path,
-                             "merges[%zu] is not two tokens in the spelling of GPT-2", v->num_merges);
-        }
-    }
     v->merges = (BpeSpan(*)[2])check_grow(v->merges, v->num_merges, sizeof(*v->merges), "vocabulary");
     memcpy(v->merges[v->num_merges++], sides, sizeof(sides));
     return 1;
@@ -181,13 +178,8 @@ static int bpe_json_model_member_(BpeJson_* v, const char* key) {
         strcmp(key, "end_of_word_suffix") == 0) {
         return bpe_json_nothing_(v, key);
     }
-    if (strcmp(key, "byte_fallback") == 0) {
-        int is_on = 0;
-        return json_bool(&v->json, &is_on) &&
-               (!is_on ||
-                bpe_json_refuse_(v, "a model with", "byte_fallback", "byte-level BPE, not SentencePiece's"));
-    }
     return strcmp(key, "vocab") == 0           ? bpe_json_vocab_(v)
+           : strcmp(key, "byte_fallback") == 0 ? json_bool(&v->json, &v->falls_back)
            : strcmp(key, "merges") == 0        ? bpe_json_each_(v, bpe_json_merge_)
            : strcmp(key, "ignore_merges") == 0 ? json_bool(&v->json, &v->finds_pieces)
                                                : json_skip(&v->json);
@@ -216,12 +208,13 @@ static int bpe_json_add_(BpeJson_* v, BpeAdded_ token) {
 // Reads one object of added_tokens.
 static int bpe_json_added_token_(BpeJson_* v) {
     const char *key, *content = "";
+    size_t length = 0;
     BpeAdded_ token = {{NULL, 0}, SIZE_MAX, 0, 0, 0, 0, 0};
     int is_normalized = 0;
     JsonWalk walk = json_walk(&v->json, '{');
     while (json_step(&walk, &key)) {
         walk.ok = strcmp(key, "id") == 0            ? json_natural(&v->json, &token.id)
-                  : strcmp(key, "content") == 0     ? json_name(&v->json, &content)
+                  : strcmp(key, "content") == 0     ? json_text(&v->json, &content, &length)
                   : strcmp(key, "special") == 0     ? json_bool(&v->json, &token.is_special)
                   : strcmp(key, "normalized") == 0  ? json_bool(&v->json, &is_normalized)
                   : strcmp(key, "single_word") == 0 ? json_bool(&v->json, &token.single_word)
@@ -233,7 +226,7 @@ static int bpe_json_added_token_(BpeJson_* v) {
         return 0; // the content may have no end
     }
     token.text.text = (unsigned char*)content;
-    token.text.length = strlen(content);
+    token.text.length = length;
     token.is_raw = !is_normalized;
     return bpe_json_add_(v, token);
 }
@@ -243,6 +236,8 @@ typedef struct {
     const char *type, *pattern, *behavior;
     int add_prefix_space, use_regex, individual_digits, invert;
     int is_literal; // the pattern is a text, not an expression
+    int split;
+    const char *blank, *scheme; // what a Prepend, Replace or Metaspace puts there
 } BpeJsonStep_;
 
 // Reads {"Regex": "..."}, or {"String": "..."}.
@@ -259,7 +254,7 @@ static int bpe_json_regex_(BpeJson_* v, BpeJsonStep_* step) {
 
 // Reads a step. `each` reads a step of a sequence.
 static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_* v)) {
-    static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0, 0};
+    static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0, 0, 1, "", ""};
     const char* key;
     *step = defaults;
     if (json_peek(&v->json) == 'n') {
@@ -269,6 +264,8 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_*
     JsonWalk walk = json_walk(&v->json, '{');
     while (json_step(&walk, &key)) {
         const int is_list = strcmp(key, "normalizers") == 0 || strcmp(key, "pretokenizers") == 0;
+        const int is_blank =
+            strcmp(key, "content") == 0 || strcmp(key, "prepend") == 0 || strcmp(key, "replacement") == 0;
         walk.ok = is_list                                 ? bpe_json_each_(v, each)
                   : strcmp(key, "type") == 0              ? json_name(&v->json, &step->type)
                   : strcmp(key, "pattern") == 0           ? bpe_json_regex_(v, step)
@@ -277,6 +274,9 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_*
                   : strcmp(key, "use_regex") == 0         ? json_bool(&v->json, &step->use_regex)
                   : strcmp(key, "individual_digits") == 0 ? json_bool(&v->json, &step->individual_digits)
                   : strcmp(key, "invert") == 0            ? json_bool(&v->json, &step->invert)
+                  : strcmp(key, "split") == 0             ? json_bool(&v->json, &step->split)
+                  : is_blank                              ? json_name(&v->json, &step->blank)
+                  : strcmp(key, "prepend_scheme") == 0    ? json_name(&v->json, &step->scheme)
                                                           : json_skip(&v->json);
     }
     return walk.ok;
@@ -287,12 +287,17 @@ static int bpe_json_normalizer_(BpeJson_* v) {
     if (!bpe_json_step_(v, &step, bpe_json_normalizer_)) {
         return 0;
     }
+    const int prepends = strcmp(step.type, "Prepend") == 0, replaces = strcmp(step.type, "Replace") == 0;
     v->pattern.normalizes |= strcmp(step.type, "NFC") == 0;
-    const int is_sentencepiece = strcmp(step.type, "Prepend") == 0 || strcmp(step.type, "Replace") == 0;
-    return strcmp(step.type, "null") == 0 || strcmp(step.type, "NFC") == 0 ||
+    v->has_replace |= replaces;
+    v->blanks |= prepends ? BPE_BLANK_BEFORE : 0;
+    if ((prepends || replaces) && (strcmp(step.blank, BPE_BLANK_SPELLED) != 0 ||
+                                   (replaces && !(step.is_literal && strcmp(step.pattern, " ") == 0)))) {
+        return bpe_json_refuse_(v, "normalization by", step.type, "U+2581, for a blank");
+    }
+    return prepends || replaces || strcmp(step.type, "null") == 0 || strcmp(step.type, "NFC") == 0 ||
            strcmp(step.type, "Sequence") == 0 ||
-           bpe_json_refuse_(v, "normalization by", step.type,
-                            is_sentencepiece ? "none or NFC: SentencePiece is not supported" : "none or NFC");
+           bpe_json_refuse_(v, "normalization by", step.type, "none, NFC, Prepend or Replace");
 }
 
 static int bpe_json_digits_(BpeJson_* v, const BpeJsonStep_* step) {
@@ -304,6 +309,10 @@ static int bpe_json_digits_(BpeJson_* v, const BpeJsonStep_* step) {
 // Reads a Split by a regular expression, whose matches are the pieces.
 static int bpe_json_split_(BpeJson_* v, const BpeJsonStep_* step) {
     BpePattern pattern;
+    if (step->is_literal && strcmp(step->pattern, " ") == 0 && !v->has_pattern) {
+        v->has_blanks = 1; // none are left once they are replaced
+        return 1;
+    }
     const int is_isolated = strcmp(step->behavior, "Isolated") == 0 && !step->invert;
     const int is_removed = strcmp(step->behavior, "Removed") == 0 && step->invert;
     if (!is_isolated && !is_removed) {
@@ -346,6 +355,19 @@ static int bpe_json_bytes_(BpeJson_* v, const BpeJsonStep_* step) {
     return 1;
 }
 
+// Reads a Metaspace, which replaces blanks.
+static int bpe_json_metaspace_(BpeJson_* v, const BpeJsonStep_* step) {
+    const int is_first = strcmp(step->scheme, "first") == 0, is_never = strcmp(step->scheme, "never") == 0;
+    if (step->split || strcmp(step->blank, BPE_BLANK_SPELLED) != 0 ||
+        !(is_first || is_never || strcmp(step->scheme, "always") == 0)) {
+        return bpe_json_refuse_(v, "the pre_tokenizer Metaspace with the scheme", step->scheme,
+                                "U+2581, the schemes first, always or never, and split false");
+    }
+    v->has_metaspace = 1;
+    v->blanks |= is_never ? 0 : BPE_BLANK_BEFORE | BPE_BLANK_MISSING | (is_first ? BPE_BLANK_ONCE : 0);
+    return 1;
+}
+
 static int bpe_json_pre_tokenizer_(BpeJson_* v) {
     BpeJsonStep_ step;
     if (!bpe_json_step_(v, &step, bpe_json_pre_tokenizer_)) {
@@ -354,15 +376,13 @@ static int bpe_json_pre_tokenizer_(BpeJson_* v) {
     if (v->is_bytes && strcmp(step.type, "Sequence") != 0) {
         return bpe_json_refuse_(v, "the pre_tokenizer", step.type, "nothing after ByteLevel");
     }
-    return strcmp(step.type, "Sequence") == 0 ? 1
-           : strcmp(step.type, "Digits") == 0 ? bpe_json_digits_(v, &step)
-           : strcmp(step.type, "Split") == 0  ? bpe_json_split_(v, &step)
-           : strcmp(step.type, "ByteLevel") == 0
-               ? bpe_json_bytes_(v, &step)
-               : bpe_json_refuse_(v, "the pre_tokenizer", step.type,
-                                  strcmp(step.type, "Metaspace") == 0 ? "ByteLevel: SentencePiece is not "
-                                                                        "supported"
-                                                                      : "ByteLevel, Split or Digits");
+    return strcmp(step.type, "Sequence") == 0 || strcmp(step.type, "null") == 0 ? 1
+           : strcmp(step.type, "Digits") == 0                                   ? bpe_json_digits_(v, &step)
+           : strcmp(step.type, "Split") == 0                                    ? bpe_json_split_(v, &step)
+           : strcmp(step.type, "ByteLevel") == 0                                ? bpe_json_bytes_(v, &step)
+           : strcmp(step.type, "Metaspace") == 0
+               ? bpe_json_metaspace_(v, &step)
+               : bpe_json_refuse_(v, "the pre_tokenizer", step.type, "ByteLevel, Split, Digits or Metaspace");
 }
 
 // Reads {"id": "<s>", ...} of a template.
@@ -495,7 +515,7 @@ static const BpeAdded_* bpe_json_added_(const BpeJson_* v, size_t id) {
 // Returns the token that stands before each document: the one that the post_processor puts there,
 // or else the first of the usual ones, or the one that the files beside it name.
 static const BpeAdded_* bpe_json_start_(const BpeJson_* v, const CardFiles* files, const char* path) {
-    static const char* const usual[] = {BPE_EOT_TEXT, "<|begin_of_text|>", "<|bos|>", "<s>"};
+    static const char* const usual[] = {BPE_EOT_TEXT, "<|begin_of_text|>", "<|bos|>", "<s>", "<bos>"};
     const BpeAdded_* start = v->start && v->num_starts == 1 ? bpe_json_find_added_(v, v->start) : NULL;
     for (size_t i = 0; !start && i < sizeof(usual) / sizeof(usual[0]); i++) {
         start = bpe_json_find_added_(v, usual[i]);
@@ -509,54 +529,76 @@ static const BpeAdded_* bpe_json_start_(const BpeJson_* v, const CardFiles* file
     return start;
 }
 
+// Checks that a file of SentencePiece's kind has nothing else.
+static void bpe_check_json_sentence_(const BpeJson_* v, const char* path) {
+    CHECK(v->has_replace + v->has_metaspace == 1 && !v->pattern.normalizes,
+          "%s: blanks are replaced by U+2581, and text by another step, wanted only one of them", path);
+    CHECK(!v->has_pattern && !v->pattern.digits_first && (!v->has_blanks || v->has_replace),
+          "%s: blanks are U+2581, but the pre_tokenizer has a pattern, wanted null or Metaspace", path);
+    CHECK(!v->finds_pieces, "%s: ignore_merges, and U+2581 for blanks; wanted only one of them", path);
+}
+
 // Checks that the parts of the file exist and their sizes fit.
 static void bpe_check_json_(const BpeJson_* v, const char* path) {
+    const int is_sentence = v->pattern.style == BPE_SENTENCE;
+    if (is_sentence) {
+        bpe_check_json_sentence_(v, path);
+    }
     CHECK(v->has_model || v->num_tokens > 0,
           "%s: neither a model nor tokens, wanted a tokenizer.json or vocab.json", path);
-    CHECK(!v->has_model || v->is_bytes, "%s: no pre_tokenizer, wanted ByteLevel", path);
+    CHECK(v->falls_back == is_sentence && (is_sentence || !v->blanks),
+          "%s: byte_fallback is %s, wanted it where blanks are U+2581, and only there", path,
+          v->falls_back ? "on" : "off");
+    CHECK(!v->has_model || v->is_bytes || is_sentence, "%s: no pre_tokenizer, wanted ByteLevel", path);
     CHECK(v->num_merges <= BPE_MAX_VOCAB, "%s: %zu merges, wanted at most %d", path, v->num_merges,
           BPE_MAX_VOCAB);
 }
 
-// Checks that a word can be cut out of text that is encoded part by part: parts must not divide it.
-static void bpe_check_word_(const Bpe* bpe, BpeAdded_ token, const char* path) {
-    NfcText normal;
-    size_t blanks = 0;
-    memset(&normal, 0, sizeof(normal));
-    for (size_t i = 0; i < token.text.length; i++) {
-        blanks += token.text.text[i] == ' ' || ('\t' <= token.text.text[i] && token.text.text[i] <= '\r');
-    }
-    CHECK(!token.single_word && !token.lstrip && !token.rstrip,
+// Adds a word, which is looked for in the text, or in the normalized one.
+static void bpe_add_json_word_(Bpe* bpe, const BpeJson_* v, BpeAdded_ token, const char* path) {
+    const int is_sentence = v->pattern.style == BPE_SENTENCE, is_raw = token.is_raw || v->has_metaspace;
+    const BpeWord word = {token.text.text, (uint32_t)token.text.length, (int)token.id,
+                          is_raw ? BPE_RAW_WORDS : BPE_NORMAL_WORDS, token.rstrip};
+    CHECK(!token.single_word && !token.lstrip && (!token.rstrip || is_sentence),
           "%s: the added token %s has single_word, lstrip or rstrip, wanted it only where it is special",
           path, bpe_excerpt(token.text).text);
-    CHECK(blanks == 0 || blanks == token.text.length,
-          "%s: the added token \"%s\" has a blank among other characters, wanted it only where it is special",
-          path, bpe_excerpt(token.text).text);
-    CHECK(token.is_raw || !bpe->rules.pattern.normalizes ||
-              !nfc_apply(&bpe->rules.nfc, token.text.text, token.text.length, &normal),
-          "%s: the added token %s is not normalized", path, bpe_excerpt(token.text).text);
-    nfc_text_close(&normal);
+    CHECK(!is_sentence || is_raw ||
+              !(v->blanks || memmem(word.text, word.length, BPE_BLANK_SPELLED, BPE_BLANK_BYTES)),
+          "%s: the added token %s is normalized, with its blanks; wanted it only where it is special", path,
+          bpe_excerpt(token.text).text);
+    bpe->tokens[token.id].kind = BPE_WORD;
+    bpe_add_word(bpe, word, path);
 }
 
 static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
     for (size_t i = 0; i < v->num_added; i++) {
         const BpeAdded_ token = v->added[i];
+        size_t controls = 0;
         CHECK(token.id < (size_t)bpe->vocab_size && bpe->tokens[token.id].length == 0,
               "%s: id %zu appears twice", path, token.id);
+        for (size_t k = 0; k < token.text.length; k++) {
+            controls += token.text.text[k] < ' ' || token.text.text[k] == 0x7F;
+        }
+        CHECK(controls == 0 || (v->pattern.style == BPE_SENTENCE && !token.is_special),
+              "%s: the added token %zu has control characters, wanted a name without control characters",
+              path, token.id);
         bpe_name_token_(bpe, (int)token.id, token.text.text, token.text.length);
         if (!token.is_special) {
-            const BpeWord word = {token.text.text, (uint32_t)token.text.length, (int)token.id,
-                                  token.is_raw ? BPE_RAW_WORDS : BPE_NORMAL_WORDS};
-            bpe_check_word_(bpe, token, path);
-            bpe->tokens[token.id].kind = BPE_WORD;
-            bpe_words_add(&bpe->words, word);
+            bpe_add_json_word_(bpe, v, token, path);
         }
     }
     bpe_words_finish(&bpe->words);
 }
 
+// Turns a token of the file into bytes, in place. Returns 0 if it is none.
+static int bpe_json_unspell_(const BpeJson_* v, BpeSpan* text) {
+    text->length = v->pattern.style == BPE_SENTENCE ? bpe_unspell_blanks(text->text, text->length)
+                                                    : bpe_unspell(*text, &v->spelling);
+    return text->length > 0;
+}
+
 // True if merges may make a token of the vocabulary: it is not an added token, or it is a word with
-// the same bytes in both spellings.
+// the same bytes in both spellings. SentencePiece's kind has one spelling.
 static int bpe_is_spelled_(Bpe* bpe, BpeNamed_ token, const BpeSpelling* spelling) {
     BpeToken_* named = &bpe->tokens[token.id];
     if (named->kind == BPE_TOKEN || named->length != token.text.length ||
@@ -564,7 +606,7 @@ static int bpe_is_spelled_(Bpe* bpe, BpeNamed_ token, const BpeSpelling* spellin
         return 1;
     }
     int is_spelled = named->kind == BPE_WORD;
-    for (uint32_t i = 0; i < named->length; i++) {
+    for (uint32_t i = 0; i < named->length && bpe->rules.pattern.style != BPE_SENTENCE; i++) {
         is_spelled &= named->text[i] < 0x80 && spelling->byte_of[named->text[i]] == named->text[i];
     }
     named->length = is_spelled ? 0 : named->length;
@@ -581,8 +623,10 @@ static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) 
             continue;
         }
         CHECK(bpe->tokens[id].length == 0, "%s: id %zu appears twice", path, id);
-        text.length = bpe_unspell(text, &v->spelling);
-        CHECK(text.length > 0, "%s: token %zu is not in the spelling of GPT-2", path, id);
+        if (v->falls_back && bpe_set_byte(bpe, (int)id, text)) {
+            continue;
+        }
+        CHECK(bpe_json_unspell_(v, &text), "%s: token %zu is not in the spelling of GPT-2", path, id);
         CHECK(bpe_set_token_(bpe, (int)id, text.text, text.length), "%s: token %zu is token %d again", path,
               id, bpe_find(bpe, (const char*)text.text, text.length));
     }
@@ -594,10 +638,13 @@ static BpeListed_* bpe_list_json_merges_(const Bpe* bpe, const BpeJson_* v, cons
     char* both = NULL;
     size_t room = 0;
     for (size_t i = 0; i < v->num_merges; i++) {
-        const BpeSpan left = v->merges[i][0], right = v->merges[i][1];
+        BpeSpan left = v->merges[i][0], right = v->merges[i][1];
+        CHECK(bpe_json_unspell_(v, &left) && bpe_json_unspell_(v, &right),
+              "%s: merges[%zu] is not two tokens in the spelling of GPT-2", path, i);
         both = (char*)check_reserve(both, &room, left.length + right.length, 1, "merges");
         memcpy(both, left.text, left.length);
         memcpy(both + left.length, right.text, right.length);
+        list[i].rank = (int)i;
         list[i].left = bpe_find(bpe, both, left.length);
         list[i].right = bpe_find(bpe, both + left.length, right.length);
         list[i].made = bpe_find(bpe, both, left.length + right.length);
@@ -651,78 +698,20 @@ static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
         return;
     }
     BpeListed_* list = bpe_list_json_merges_(bpe, v, path);
-    const size_t wanted = bpe_check_made_(bpe, v, list, path);
+    const int is_sentence = v->pattern.style == BPE_SENTENCE;
+    const size_t wanted = is_sentence ? 0 : bpe_check_made_(bpe, v, list, path);
     bpe->finds_pieces = v->finds_pieces;
-    if (wanted != v->num_merges || !bpe_finish_(bpe, path, error) ||
+    if (is_sentence || wanted != v->num_merges || !bpe_finish_(bpe, path, error) ||
         !bpe_merges_are_implied_(bpe, list, v->num_merges)) {
         CHECK(bpe_finish_ranks_(bpe, path, list, (int)v->num_merges, error), "%s", error);
+    }
+    if (is_sentence) {
+        bpe_find_cuts(bpe);
     }
     free(list);
 }
 
-// ---- files beside it ----
-
-BpeKept bpe_keep(const char* name, const void* bytes, size_t count) {
-    const BpeKept kept = {name, (unsigned char*)check_alloc(count ? count : 1, 1, name), count};
-    memcpy(kept.bytes, bytes, count);
-    return kept;
-}
-
-// Returns the id of an added token; -1: there is none of this name.
-static int bpe_find_name_(const Bpe* bpe, const char* name) { return name ? bpe_find_added(bpe, name) : -1; }
-
-// Returns an id of the files; -1: none, or beyond the vocabulary.
-static int bpe_id_of_file_(const Bpe* bpe, size_t id) { return id < (size_t)bpe->vocab_size ? (int)id : -1; }
-
-// Returns the name of a token, terminated, which the caller frees; NULL: there is no token.
-static char* bpe_name_of_(const Bpe* bpe, int id) {
-    int length = 0;
-    const char* name = id >= 0 ? bpe_token(bpe, id, &length) : NULL;
-    return name ? strndup(name, (size_t)length) : NULL;
-}
-
-// Finds the format of the card's template, and the token that ends an answer.
-static void bpe_recognize_chat_(Bpe* bpe) {
-    ModelCard* card = &bpe->card;
-    if (!card->chat_template) {
-        return;
-    }
-    char *bos = bpe_name_of_(bpe, card->bos), *eos = bpe_name_of_(bpe, card->eos);
-    card->chat_known = chat_recognize(&card->chat, card->chat_template, bos, eos);
-    if (card->chat_known != CHAT_UNKNOWN) {
-        const char* end = chat_format_end(&card->chat);
-        card->turn_end = end[0] == CHAT_EOS[0] ? card->eos : bpe_find_added(bpe, end);
-    }
-    free(bos);
-    free(eos);
-}
-
-// Sets the card from the files beside tokenizer.json, whose texts it takes over. The start token is
-// among the ends unless it only starts texts: the tokenizer puts it before each, and others end
-// them.
-static void bpe_set_card_(Bpe* bpe, CardFiles* files) {
-    ModelCard* card = &bpe->card;
-    const int eos = bpe_find_name_(bpe, files->eos), pad = bpe_id_of_file_(bpe, files->pad);
-    card->num_ends = 0;
-    for (int i = 0; i < files->num_ends; i++) {
-        if (bpe_id_of_file_(bpe, files->ends[i]) >= 0) {
-            model_card_add_end(card, (int)files->ends[i]);
-        }
-    }
-    if (eos >= 0) {
-        model_card_add_end(card, eos);
-    }
-    if (card->num_ends == 0 || !bpe->has_template) {
-        model_card_add_end(card, bpe->eot);
-    }
-    card->pad = pad >= 0 ? pad : bpe_find_name_(bpe, files->pad_name);
-    card->bos = files->has_names ? bpe_find_name_(bpe, files->bos) : bpe->eot;
-    card->eos = files->has_names ? eos : card->ends[0];
-    card->chat_template = files->chat_template;
-    card->generation = files->generation;
-    files->chat_template = files->generation = NULL;
-    bpe_recognize_chat_(bpe);
-}
+// ---- the vocabulary ----
 
 void bpe_open_json(Bpe* bpe, const BpeFile* file) {
     char error[ERROR_BYTES], directory[PATH_MAX];
@@ -735,6 +724,10 @@ void bpe_open_json(Bpe* bpe, const BpeFile* file) {
     v.json = json_reader(file->path, (char*)file->data, file->bytes, error);
     v.spelling = bpe_spelling();
     CHECK(bpe_json_file_(&v), "%s", error);
+    if (v.has_replace || v.has_metaspace) {
+        v.pattern.style = BPE_SENTENCE;
+        v.pattern.digits = v.blanks;
+    }
     bpe_check_json_(&v, file->path);
     bpe_add_json_eot_(&v);
     const size_t V = bpe_json_size_(&v, file->path);
@@ -757,7 +750,7 @@ void bpe_open_json(Bpe* bpe, const BpeFile* file) {
     }
     if (v.has_model) {
         bpe->kept[bpe->num_kept++] = copy;
-        bpe_set_card_(bpe, &files);
+        bpe_set_card(bpe, &files);
     } else {
         free(copy.bytes);
     }

@@ -12,6 +12,9 @@ OpenAI's cl100k's, which Llama 3, Qwen, GLM and nanochat share except for the nu
 Numbers may be cut off before the pattern is matched, as SmolLM2's are: each text between them is
 then matched alone.
 
+SENTENCE has no pattern: a vocabulary of SentencePiece's kind (bpe_sentence.h) merges a text as a
+whole. It is cut between two bytes that no token has side by side, which no merge crosses.
+
 Any bytes are text: a byte that belongs to no valid UTF-8 character counts as one character that is
 neither letter, number nor blank.
 
@@ -28,12 +31,23 @@ neither letter, number nor blank.
 
 // ---- patterns ----
 
-typedef enum { BPE_GPT2, BPE_CL100K } BpeStyle;
+typedef enum { BPE_GPT2, BPE_CL100K, BPE_SENTENCE } BpeStyle;
+
+// Facts about blanks of a vocabulary of SentencePiece's kind, as bits.
+enum {
+    BPE_BLANK_BEFORE = 1,  // a blank is put before each text between words ...
+    BPE_BLANK_ONCE = 2,    // ... only at the start of a document
+    BPE_BLANK_MISSING = 4, // ... unless one stands there
+    BPE_BLANK_CUTS = 8,    // no token has a blank after a character that is none
+    BPE_LINE_CUTS = 16,    // no token has \n after a character that is no blank
+    BPE_WORD_CHANGES = 32, // words change the text after them: blanks are removed, or one is put
+    BPE_NO_CUTS = 64,      // such a word ends in a letter or digit, or no ASCII
+};
 
 // All 0 is GPT-2's.
 typedef struct {
     BpeStyle style;
-    int digits;       // most characters of a number's piece; 0: any number
+    int digits;       // most characters of a number's piece; 0: any number. SENTENCE: bits above
     int digits_first; // 1: numbers are cut off before the pattern is matched
     int normalizes;   // 1: text is normalized first (nfc.h)
     int cuts_words;   // 1: words are cut out of the text first (bpe_words.h)
@@ -109,6 +123,8 @@ typedef struct {
     unsigned char* of; // class of each character below `end`, 2 bits each
     uint32_t end;      // all others are BPE_OTHER
     Nfc nfc;           // if pattern.normalizes
+    // SENTENCE: (256 * 256) bits: tokens have the first byte before the second; NULL: no vocabulary
+    uint64_t* joins;
 } BpeRules;
 
 static inline void bpe_set_class_(BpeRules* rules, const uint32_t (*ranges)[2], int rows, int class_) {
@@ -129,6 +145,7 @@ static inline void bpe_rules_open(BpeRules* rules, BpePattern pattern) {
     bpe_set_class_(rules, unicode_numbers, UNICODE_NUMBERS, BPE_NUMBER);
     bpe_set_class_(rules, unicode_blanks, UNICODE_BLANKS, BPE_BLANK);
     memset(&rules->nfc, 0, sizeof(rules->nfc));
+    rules->joins = NULL;
     if (pattern.normalizes) {
         nfc_open(&rules->nfc);
     }
@@ -136,6 +153,7 @@ static inline void bpe_rules_open(BpeRules* rules, BpePattern pattern) {
 
 static inline void bpe_rules_close(BpeRules* rules) {
     free(rules->of);
+    free(rules->joins);
     nfc_close(&rules->nfc);
     memset(rules, 0, sizeof(*rules));
 }

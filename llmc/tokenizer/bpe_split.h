@@ -373,17 +373,36 @@ ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places,
 // blocks per call, and room for their cuts
 enum { BPE_BLOCKS_ = 64, BPE_CUTS = 64 * BPE_BLOCKS_ + 32 };
 
-// Finds the cuts in the next blocks of the text, relative to the first block. The first byte of the
-// text is not a cut.
 #define BPE_SPLIT_(next_cuts)                                                                                \
     for (uint32_t i = 0; i < BPE_BLOCKS_ && splitter->at < splitter->bytes; i++) {                           \
         const uint64_t bits = (next_cuts) & ~(uint64_t)(splitter->at == splitter->first ? 1 : 0);            \
         count = bpe_places_(bits, 64 * i, cuts, count);                                                      \
         splitter->at += 64;                                                                                  \
     }
+// Finds the cuts of a text of SentencePiece's kind, as bpe_split does.
+static inline size_t bpe_split_joins_(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
+    const unsigned char* text = splitter->text;
+    const uint64_t* joins = splitter->rules->joins;
+    const size_t begin = splitter->at, left = splitter->bytes - begin,
+                 end = begin + (left < 64 * BPE_BLOCKS_ ? left : 64 * BPE_BLOCKS_);
+    size_t count = 0;
+    for (size_t i = begin == splitter->first ? begin + 1 : begin; i < end; i++) {
+        const unsigned pair = 256u * text[i - 1] + text[i];
+        cuts[count] = (uint16_t)(i - begin); // no branch to predict
+        count += ~joins[pair / 64] >> pair % 64 & 1;
+    }
+    splitter->at = begin + 64 * BPE_BLOCKS_;
+    return count;
+}
+
+// Finds the cuts in the next blocks of the text, relative to the first block. The first byte of the
+// text is not a cut.
 static inline size_t bpe_split(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
     const BpePattern pattern = splitter->rules->pattern;
     size_t count = 0;
+    if (pattern.style == BPE_SENTENCE) {
+        return bpe_split_joins_(splitter, cuts);
+    }
     if (pattern.style == BPE_CL100K) {
         BPE_SPLIT_(bpe_cuts_cl100k_(splitter))
     } else if (pattern.digits_first) {
@@ -449,11 +468,23 @@ static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* t
     return class_ != BPE_BLANK && !(rules->pattern.normalizes && nfc_may_change(&rules->nfc, c));
 }
 
+// True if a text of SentencePiece's kind may be divided before text[at], at > 0: at a blank that
+// follows no blank, nor U+2581, which is one, and no word that changes it.
+static inline int bpe_may_cut_sentence_(int blanks, const unsigned char* text, size_t at) {
+    const unsigned char before = text[at - 1];
+    const int is_alnum = ('0' <= before && before <= '9') || ('a' <= (before | 32) && (before | 32) <= 'z');
+    return ((text[at] == ' ' && blanks & BPE_BLANK_CUTS) || (text[at] == '\n' && blanks & BPE_LINE_CUTS)) &&
+           before > ' ' && before != 0x81 && (is_alnum || !(blanks & BPE_WORD_CHANGES));
+}
+
 // True if the text may be divided before text[at], at > 0, as far as its bytes nearby tell: ASCII
 // blanks after another character always start a piece, except line ends that CL100K gives to the
 // piece before; there, a character after a line end starts one.
 static inline int bpe_may_cut_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
     const int is_lines = rules->pattern.style == BPE_CL100K;
+    if (rules->pattern.style == BPE_SENTENCE) {
+        return bpe_may_cut_sentence_(rules->pattern.digits, text, at);
+    }
     const int normalizes = rules->pattern.normalizes; // the class before a line end may change
     if (text[at] == ' ' || ('\t' <= text[at] && text[at] <= '\r')) {
         const int before = bpe_class_before_(rules, text, at);
@@ -519,7 +550,7 @@ static inline size_t bpe_last_cut(const BpeRules* rules, const char* text, size_
             return i;
         }
     }
-    if (rules->pattern.normalizes || rules->pattern.cuts_words) {
+    if (rules->pattern.normalizes || rules->pattern.cuts_words || rules->pattern.style == BPE_SENTENCE) {
         return bytes >= BPE_MAX_PIECE + 8 ? bpe_piece_end_(rules, at, bytes) : 0;
     }
     const size_t certain = bytes - bpe_uncertain_(at, bytes);

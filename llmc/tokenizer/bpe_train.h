@@ -262,7 +262,7 @@ void bpe_trainer_add(BpeTrainer* trainer, int thread, const char* text, size_t b
     NfcText normal;
     memset(&normal, 0, sizeof(normal));
     const BpeTexts texts = {&trainer->rules, trainer->words, &normal, bpe_count_between_, NULL, &counting};
-    bpe_texts_visit(&texts, (const unsigned char*)text, bytes);
+    bpe_texts_visit(&texts, BPE_DOCUMENT, (const unsigned char*)text, bytes);
     nfc_text_close(&normal);
 }
 
@@ -279,6 +279,8 @@ void bpe_trainer_open(BpeTrainer* trainer, int threads) {
 }
 
 void bpe_trainer_split_as(BpeTrainer* trainer, const Bpe* bpe) {
+    CHECK(bpe->rules.pattern.style != BPE_SENTENCE,
+          "a vocabulary of SentencePiece's kind cannot be extended, wanted byte-level BPE");
     bpe_rules_close(&trainer->rules);
     bpe_rules_open(&trainer->rules, bpe->rules.pattern);
     trainer->words = &bpe->words;
@@ -744,13 +746,13 @@ static void bpe_finish_extended_(Bpe* bpe, const Bpe* old, const int (*merges)[2
     for (size_t i = 0; i < (size_t)1 << old->pairs.bits; i++) {
         const BpeMerge_ merge = bpe_merge_of_(old->pairs.entries[i]);
         const BpeListed_ listed = {merge.left, merge.right,
-                                   merge.id < old->num_ranks ? old->pairs.made[merge.id] : 0};
+                                   merge.id < old->num_ranks ? old->pairs.made[merge.id] : 0, merge.id};
         if (old->pairs.entries[i] != 0) {
             list[merge.id] = listed;
         }
     }
     for (int i = 0; i < n; i++) {
-        const BpeListed_ listed = {merges[i][0], merges[i][1], old->vocab_size + i};
+        const BpeListed_ listed = {merges[i][0], merges[i][1], old->vocab_size + i, old->num_ranks + i};
         list[old->num_ranks + i] = listed;
     }
     CHECK(bpe_finish_ranks_(bpe, "BPE training", list, old->num_ranks + n, error), "%s", error);

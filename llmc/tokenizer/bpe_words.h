@@ -20,6 +20,7 @@ typedef struct {
     uint32_t length;
     int id;
     BpeWordKind kind; // the text that it matches
+    int trims;        // 1: the blanks after it belong to it
 } BpeWord;
 
 typedef struct {
@@ -70,8 +71,8 @@ static inline void bpe_words_close(BpeWords* words) {
 }
 
 // Returns the longest word of this kind at the start of text[0 .. left), left > 0; NULL: none.
-static inline const BpeWord* bpe_word_at_(const BpeWords* words, BpeWordKind kind, const unsigned char* text,
-                                          size_t left) {
+static inline const BpeWord* bpe_word_at(const BpeWords* words, BpeWordKind kind, const unsigned char* text,
+                                         size_t left) {
     for (int i = words->begin[text[0]]; i < words->begin[text[0] + 1]; i++) {
         const BpeWord* word = &words->words[i];
         if (word->kind == kind && word->length <= left && memcmp(word->text, text, word->length) == 0) {
@@ -93,7 +94,7 @@ static inline const BpeWord* bpe_words_next(const BpeWords* words, BpeWordKind k
         const unsigned char first = text[*at], second = *at + 1 < bytes ? text[*at + 1] : 0;
         if (__builtin_expect(words->kinds[first] & kind, 0) &&
             (*at + 1 == bytes || words->seconds[first][second / 8] >> second % 8 & 1)) {
-            const BpeWord* word = bpe_word_at_(words, kind, text + *at, bytes - *at);
+            const BpeWord* word = bpe_word_at(words, kind, text + *at, bytes - *at);
             if (word) {
                 return word;
             }

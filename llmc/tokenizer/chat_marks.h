@@ -236,14 +236,27 @@ static void chat_put_id_(ChatWriter_* w, int id, int is_learned) {
     w->count++;
 }
 
+// Returns 1 if encoding put a blank before the text so far, else 0.
+static size_t chat_put_blank_(const Bpe* bpe, const ChatWriter_* w, const int* ids, size_t count) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        bytes += bpe->tokens[ids[i]].length;
+    }
+    return bpe_puts_blank(bpe) && bytes > w->bytes;
+}
+
 // Encodes the text so far.
 static void chat_flush_(ChatWriter_* w) {
     const Bpe* bpe = w->encoder->bpe;
     int* ids = w->ids + w->count;
-    const size_t count = bpe_encode(w->encoder, w->text, w->bytes, ids);
+    // a format without a start token starts where its document does
+    const BpePlace place = w->count == 1 && !w->marks->format.has_bos ? BPE_DOCUMENT : BPE_AFTER_TOKEN;
+    const size_t count = bpe_encode_at(w->encoder, place, w->text, w->bytes, ids);
+    size_t put = chat_put_blank_(bpe, w, ids, count); // bytes that are not in the text
     for (size_t i = 0, at = 0; i < count; i++) {
-        const size_t left = w->bytes - at, length = bpe->tokens[ids[i]].length,
+        const size_t left = w->bytes - at, length = bpe->tokens[ids[i]].length - put,
                      n = length < left ? length : left;
+        put = 0;
         const int is_learned = n > 0 && memchr(w->is_learned + at, 1, n) != NULL;
         chat_put_id_(w, ids[i], is_learned);
         at += n;
@@ -299,7 +312,10 @@ static void chat_put_content_(void* context, const char* text, size_t bytes, int
     ChatWriter_* w = (ChatWriter_*)context;
     const BpeRules* rules = &w->encoder->bpe->rules;
     size_t begin = 0;
-    if (rules->pattern.normalizes && nfc_apply(&rules->nfc, (const unsigned char*)text, bytes, &w->normal)) {
+    if ((rules->pattern.normalizes &&
+         nfc_apply(&rules->nfc, (const unsigned char*)text, bytes, &w->normal)) ||
+        (rules->pattern.style == BPE_SENTENCE &&
+         bpe_blanks_apply(0, BPE_REST, (const unsigned char*)text, bytes, &w->normal))) {
         text = (const char*)w->normal.text;
         bytes = w->normal.bytes;
     }
@@ -336,8 +352,8 @@ size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, const ChatMessag
     }
     for (size_t i = 0; i < count && messages[0].role >= (ChatRole)CHAT_ROLES; i++) {
         const int is_learned = messages[i].role == CHAT_COMPLETION;
-        const size_t begin = w.count,
-                     added = bpe_encode(encoder, messages[i].text, messages[i].bytes, ids + begin);
+        const size_t begin = w.count, added = bpe_encode_at(encoder, i > 0 ? BPE_REST : BPE_DOCUMENT,
+                                                            messages[i].text, messages[i].bytes, ids + begin);
         for (size_t k = 0; k < added; k++) {
             chat_put_id_(&w, ids[begin + k], is_learned);
         }

@@ -74,6 +74,9 @@ int tokenizer_is_in(const char* path);
 // Returns the bytes of a token, without a terminating zero; valid until the tokenizer is closed.
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
 
+// Returns the bytes of the first token of a text: without a blank that encoding put before it.
+const char* tokenizer_decode_first(const Tokenizer* tokenizer, int id, int* length);
+
 // Returns the number of bytes that a token stands for: 0 for end-of-text and other names, and for
 // ids beyond the vocabulary, which a model may have.
 int tokenizer_bytes(const Tokenizer* tokenizer, int id);
@@ -128,6 +131,9 @@ int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t by
 // Encodes a text of the command line: text that cannot be encoded is a usage error. Returns the
 // count.
 size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids);
+
+// Encodes the rest of a text whose start is encoded already, in the same way.
+size_t tokenizer_encode_rest(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus
 }
@@ -253,7 +259,8 @@ void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const
 int tokenizer_is_in(const char* path) {
     char file[PATH_MAX];
     return file_is_directory(path) &&
-           (bpe_path(file, path, "tokenizer.json") || bpe_path(file, path, "merges.txt"));
+           (bpe_path(file, path, "tokenizer.json") || bpe_path(file, path, "tokenizer.model") ||
+            bpe_path(file, path, "merges.txt"));
 }
 
 // ---- use ----
@@ -268,6 +275,11 @@ const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     const TokenText token = id == tokenizer->eot ? end : tokenizer->list.words[id];
     *length = token.length;
     return token.text;
+}
+
+const char* tokenizer_decode_first(const Tokenizer* tokenizer, int id, int* length) {
+    return tokenizer_is_(tokenizer, "gpt2") ? bpe_first_token(tokenizer->bpe, id, length)
+                                            : tokenizer_decode(tokenizer, id, length);
 }
 
 // True if it was added to the vocabulary as a special token. The stand-in vocabulary has fewer
@@ -460,6 +472,11 @@ size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t byt
         die_usage("%s", error);
     }
     return count;
+}
+
+size_t tokenizer_encode_rest(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids) {
+    return tokenizer_is_(tokenizer, "gpt2") ? bpe_encode_at(tokenizer->encoder, BPE_REST, text, bytes, ids)
+                                            : tokenizer_encode(tokenizer, text, bytes, ids);
 }
 
 #endif // TOKENIZER_IMPLEMENTATION

@@ -7,6 +7,7 @@
 #define ENCODE_THREADS_IMPLEMENTATION
 #define DOCUMENTS_IMPLEMENTATION
 #include "llmc/data/encode_threads.h"
+#include "llmc/tokenizer/bpe_files.h"
 #include "dev/test/lib/texts.h"
 
 enum { NUM_DOCUMENTS = 60, MAX_BYTES = 12000 };
@@ -186,4 +187,18 @@ TEST(encode_threads) {
     test_nothing(&bpe);
     test_train(&corpus);
     bpe_close(&bpe);
+}
+
+// Blocks that continue a document get no blank before them, those that start one do.
+TEST(encode_threads_sentence) {
+    static const char* const paths[] = {"dev/ref/fixtures/sentencepiece/llama2.model",
+                                        "dev/ref/fixtures/sentencepiece/mistral.json"};
+    static Corpus corpus;
+    make_corpus(&corpus);
+    for (int i = 0; i < 2; i++) {
+        Bpe bpe;
+        bpe_open(&bpe, paths[i]);
+        test_threads(&corpus, &bpe);
+        bpe_close(&bpe);
+    }
 }

@@ -244,6 +244,28 @@ static void test_forms(void) {
     expect_documents("{\"context\":\"x\",\"continuation\":\" c\"}\n", TASK_CONTINUATION, continuations, 1);
 }
 
+// An ending continues its context: no blank of SentencePiece's kind is put between them.
+TEST(eval_tasks_sentence) {
+    static const char line[] = "{\"context\":\"the\",\"continuation\":\"king shall\"}\n"
+                               "{\"context\":\"\",\"continuation\":\"king shall\"}\n";
+    static const char* const texts[] = {"the king shall", "king shall"};
+    Tokenizer tokenizer;
+    Task task;
+    tokenizer_open_file(&tokenizer, "dev/ref/fixtures/sentencepiece/llama2.model");
+    const TaskSettings settings = {&tokenizer, tokenizer.eot, 64, 0};
+    task_files_open(&task, test_write("sentence.jsonl", line, strlen(line)), settings);
+    for (int i = 0; i < 2; i++) {
+        const TaskDocument document = task.documents[i];
+        int ids[64] = {tokenizer.eot};
+        const size_t count = (size_t)i + tokenizer_encode(&tokenizer, texts[i], strlen(texts[i]), ids + i);
+        EXPECT((size_t)document.length == count &&
+                   memcmp(task.tokens + document.first, ids, count * sizeof(int)) == 0,
+               "%d tokens, wanted %zu", document.length, count);
+    }
+    task_close(&task);
+    tokenizer_close(&tokenizer);
+}
+
 static void test_fixtures(void) {
     Task all, some;
     task_files_open(&all, FIXTURES "hellaswag.jsonl", settings_of(64, 0));

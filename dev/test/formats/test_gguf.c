@@ -307,6 +307,72 @@ TEST(gguf) {
     bpe_close(&bpe);
 }
 
+// A tokenizer of SentencePiece's kind: tokens of any characters, with their types and scores.
+TEST(gguf_sentence) {
+    Bpe bpe;
+    char error[ERROR_BYTES];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    GgufWriter writer;
+    bpe_open(&bpe, "dev/ref/fixtures/sentencepiece/gemma.model");
+    ModelConfig cfg = NARROW;
+    cfg.V = bpe.vocab_size + 1;
+    float* memory = (float*)check_alloc(model_parameter_rows(rows, cfg), 1, "model");
+    const GgufModel model = {"run", cfg, GGUF_F32, &bpe, bpe.card, GGUF_START_TOKEN};
+    gguf_create(&writer, test_path("model.gguf"), &model);
+    for (int g = 0; g < model_groups(cfg); g++) {
+        gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
+    }
+    gguf_commit(&writer);
+    Reader r = {"model.gguf", NULL, 0, 0};
+    CHECK(file_try_read(test_path("model.gguf"), (size_t)1 << 28, &r.data, &r.bytes, error), "%s", error);
+    const char* key = (const char*)memmem(r.data, r.bytes, "tokenizer.ggml.model", 20);
+    r.at = (size_t)(key - r.data) - 8;
+    expect_string(&r, "tokenizer.ggml.model", "llama");
+    expect_string(&r, "tokenizer.ggml.pre", "default");
+    expect_array(&r, "tokenizer.ggml.tokens", 8, (uint64_t)cfg.V);
+    static const struct {
+        const char* token;
+        uint32_t type;
+    } wanted[] = {{"<pad>", 3}, {"<eos>", 3}, {"<bos>", 3}, {"<unk>", 2}, {"<start_of_turn>", 3}, {"  ", 4}};
+    int newlines = -1, zero = -1, piece = -1; // ids of a word, of a byte, of a piece
+    for (int id = 0; id < cfg.V; id++) {
+        const char* token = take_string(&r);
+        EXPECT(id > 5 || strcmp(token, wanted[id].token) == 0, "token %d is %s", id, token);
+        newlines = strcmp(token, "\n\n") == 0 ? id : newlines;
+        zero = strcmp(token, "<0x00>") == 0 ? id : zero;
+        piece = strcmp(token, "\xE2\x96\x81the") == 0 ? id : piece;
+        EXPECT(id != bpe.vocab_size || strncmp(token, "[PAD", 4) == 0, "%s", token);
+    }
+    expect_array(&r, "tokenizer.ggml.scores", 6, (uint64_t)cfg.V);
+    for (int id = 0; id < cfg.V; id++) {
+        float score;
+        memcpy(&score, take(&r, 4), 4);
+        EXPECT(id == piece ? score < 0 : id != newlines || score == 0, "token %d: %g", id, (double)score);
+    }
+    expect_bool(&r, "tokenizer.ggml.add_space_prefix", 0);
+    expect_bool(&r, "tokenizer.ggml.remove_extra_whitespaces", 0);
+    expect_array(&r, "tokenizer.ggml.token_type", 5, (uint64_t)cfg.V);
+    for (int id = 0; id < cfg.V; id++) {
+        const uint32_t type = take_u32(&r), other = id == newlines ? 4
+                                                    : id == zero   ? 6
+                                                    : id == piece  ? 1
+                                                                   : type;
+        EXPECT(type == (id <= 5                ? wanted[id].type
+                        : id == bpe.vocab_size ? 5
+                                               : other),
+               "token %d: %u", id, type);
+    }
+    expect_u32(&r, "tokenizer.ggml.bos_token_id", 2);
+    expect_u32(&r, "tokenizer.ggml.eos_token_id", 1);
+    expect_u32(&r, "tokenizer.ggml.unknown_token_id", 3);
+    expect_u32(&r, "tokenizer.ggml.padding_token_id", 0);
+    expect_bool(&r, "tokenizer.ggml.add_bos_token", 1);
+    EXPECT(newlines > 0 && zero > 0 && piece > 0, "");
+    free(r.data);
+    free(memory);
+    bpe_close(&bpe);
+}
+
 // A model that llama.cpp's loader refuses is refused here, by the name of an option.
 #define OLMO3_ .arch = ARCH_OLMO3, .C = 128, .NH = 4, .has_head = 1
 #define YARN_ .scaling = {ROPE_YARN, 4, 1, 32, 8}

@@ -157,3 +157,35 @@ TEST(rereads) {
     }
     EXPECT(again->reads > usual->reads, "%d reads, usually %d", again->reads, usual->reads);
 }
+
+static float sure[1024]; // logits that want one token
+
+static const float* read_sure(Model* model, int slot, const int* ids, int count) {
+    (void)model, (void)slot, (void)ids, (void)count;
+    return sure;
+}
+
+// A text of SentencePiece's kind does not start with the blank that encoding puts there.
+TEST(generator_sentence) {
+    static RunData data;
+    const Options options = options_of(0);
+    data.has_tokenizer = 1;
+    tokenizer_open_file(&data.tokenizer, "dev/ref/fixtures/sentencepiece/llama2.model");
+    const GeneratorModel functions = {NULL, read_sure, NULL, data.tokenizer.vocab_size, 1024, T, SLOTS, 0};
+    int ids[16] = {data.tokenizer.eot};
+    CHECK(tokenizer_encode(&data.tokenizer, "the", 3, ids + 1) == 1, "the is a token");
+    sure[ids[1]] = 1;
+    for (int tokens = 1; tokens <= 2; tokens++) { // in the prompt
+        Generator g;
+        Rand rng = rand_open(1, 1);
+        generator_open(&g, functions, &data, &options);
+        text_stream_begin(&g.sequences[0].stream);
+        generator_begin(&g, 0, ids, tokens, 1, &rng);
+        const TextStream* stream = &g.sequences[0].stream;
+        const char* wanted = tokens == 1 ? "the" : " the";
+        EXPECT(stream->count == strlen(wanted) && memcmp(stream->bytes, wanted, stream->count) == 0,
+               "\"%.*s\"", (int)stream->count, stream->bytes);
+        generator_close(&g);
+    }
+    tokenizer_close(&data.tokenizer);
+}
