@@ -38,11 +38,8 @@ typedef struct {
     int may_be_zero;
 } HfRopeNumber_;
 
-static const char* const hf_rope_kinds[ROPE_KINDS] = {[ROPE_PLAIN] = "default",
-                                                      [ROPE_LINEAR] = "linear",
-                                                      [ROPE_LLAMA3] = "llama3",
-                                                      [ROPE_YARN] = "yarn",
-                                                      [ROPE_LONG] = "longrope"};
+// Words of RopeScalingKind.
+static const char* const hf_rope_kinds[ROPE_KINDS] = {"default", "linear", "llama3", "yarn", "longrope"};
 
 // Reads the part of a head's channels that turns.
 static inline int hf_rope_read_part(JsonReader* text, const char* key, double* turned) {

@@ -88,7 +88,9 @@ static const struct {
     {"samples", "0 1"},
     {"sample-tokens", "1 9"},
     {"prompt", "the"},
-    {"top-k", "2 5"}, // with 1, --temperature and --top-p have no effect
+    {"top-k", "2 5"},            // with 1, --temperature and --top-p have no effect
+    {"top-p", "0.5 0.9"},        // with less, --temperature may have none
+    {"matmul", "fp32 bf16 fp8"}, // auto: what a measurement finds faster
     {"tasks", "in/tasks.jsonl"},
     {"perplexity", "in/val.txt in/docs.jsonl"},
     {"stride", "4"},

@@ -209,6 +209,7 @@ TEST(sentence_merging) {
 static void open_path(const void* path) {
     Bpe bpe;
     bpe_open(&bpe, (const char*)path);
+    bpe_close(&bpe);
 }
 
 static char* read_fixture(const char* name, size_t* bytes) {
