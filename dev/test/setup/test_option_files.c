@@ -64,13 +64,15 @@ TEST(models) {
     test_write("model/README.md", "x", 1);
     expect_files("model", directory,
                  "/model/|/config.json|/model-00001-of-00002.safetensors|/model.safetensors.index.json|"
-                 "/tokenizer.json|/tokenizer_config.json|/special_tokens_map.json|/vocab.json|/merges.txt|"
+                 "/tokenizer.json|/tokenizer.model|/tokenizer_config.json|/special_tokens_map.json|/"
+                 "vocab.json|/merges.txt|"
                  "/added_tokens.json|/chat_template.jinja|/generation_config.json");
     expect_files("teacher", test_path("x.bin"), "/x.bin");
     expect_files("tokenizer", test_path("t.json"),
                  "/t.json|/tokenizer_config.json|/generation_config.json|/config.json|/chat_template.jinja");
     expect_files("tokenizer", directory,
-                 "/tokenizer.json|/tokenizer_config.json|/special_tokens_map.json|/vocab.json|/merges.txt|"
+                 "/tokenizer.json|/tokenizer.model|/tokenizer_config.json|/special_tokens_map.json|/"
+                 "vocab.json|/merges.txt|"
                  "/added_tokens.json|/chat_template.jinja|/generation_config.json|/config.json");
 }
 
