@@ -55,9 +55,9 @@ enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 // (dev/LOG.md, 2026-11-26); other widths have not been timed.
 //     M 16-row tiles of a warp COLS rows of a tile of the stream
 //     STEP columns of scores at a time, at most COLS KEEP see AttentionLeft_
-// Of heads wider than 128 (WIDE), a thread has 128 registers of sums of 16 rows: so key grads have
-// a block for dv and another one for dk, which compute s twice. In fp32 the backward pass then
-// takes 163 KiB.
+// With heads wider than 128 (WIDE), a thread needs 128 registers for the sums of 16 rows. So key
+// grads take a block for dv and another one for dk, and compute s twice. In fp32 the backward pass
+// then takes 163 KiB.
 template <class X, int W> struct AttentionTiling_ {
     static constexpr bool HALF = sizeof(X) == 2;
     static constexpr int STRIDE =

@@ -154,8 +154,8 @@ static Places places_of(const Map* m, Memory* memory, const Shard* first, MapSpa
     return p;
 }
 
-// A range, which has been cut to elements begin ... end - 1 of a tensor, is those of them that a
-// space has.
+// Checks a range that was cut to elements begin ... end - 1 of a tensor: it has exactly the
+// elements of them that the space has.
 static void check_range(const Map* m, Places p, MapRange range, size_t begin, size_t end, MapSpace space) {
     size_t wrong = 0, count = 0;
     for (size_t e = 0; e < p.elements; e++) {

@@ -4,7 +4,7 @@
 #include "llmc/model/freeze.h"
 #include "llmc/parallel/zero.h"
 
-// In two levels, a replica adds the gradients of those of its ranks that have a micro-batch.
+// With two levels, a replica adds the gradients of its ranks that have a micro-batch.
 TEST(adds) {
     for (int size = 1; size <= 70; size++) {
         for (int shards = 1; shards <= size; shards++) {
