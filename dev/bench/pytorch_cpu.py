@@ -4,8 +4,8 @@ both in fp32, and both with matmuls in bf16 (--matmul bf16; PyTorch's autocast).
     dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/bench/pytorch_cpu.py
     build/venv/bin/python dev/bench/pytorch_cpu.py --model llama:135m
 
-The model is GPT-2 124M unless --model names another: a Llama, which PyTorch trains as
-transformers' LlamaForCausalLM with scaled_dot_product_attention.
+The model is GPT-2 124M unless --model names another, which PyTorch trains as transformers' class
+of it with scaled_dot_product_attention.
 
 A step is everything from the batch to the updated parameters: forward, backward, clipping at norm
 1, AdamW. Every system is a separate process, which trains from random weights on a shard of
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Sizes of the models; the trainer's presets have the same (llmc/model/presets.h). `base` is that
 # of rotary positions, `scaling` what Llama 3 changes in them, `own_head` an output layer that is
-# not the embedding.
+# not the embedding, `more` the values of the class's configuration that the others do not give.
 MODELS = {
     "gpt2:d12": dict(L=12, C=768, NH=12, max_T=1024, V=50257),
     "llama:135m": dict(L=30, C=576, NH=9, KV=3, F=1536, max_T=8192, V=49152, base=1e5),
@@ -47,6 +47,10 @@ MODELS = {
     "llama:1b": dict(L=16, C=2048, NH=32, KV=8, F=8192, max_T=131072, V=128256, base=5e5,
                      scaling=dict(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                   original_max_position_embeddings=8192)),
+    "gemma3:270m": dict(L=18, C=640, NH=4, KV=1, HS=256, F=2048, max_T=32768, V=262144, family="Gemma3",
+                        more=dict(sliding_window=512, rms_norm_eps=1e-6)),
+    "smollm3:3b": dict(L=36, C=2048, NH=16, KV=4, F=11008, max_T=65536, V=128256, base=5e6, family="SmolLM3",
+                       more=dict(pad_token_id=0, rms_norm_eps=1e-6)),
 }
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 6e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
 
@@ -76,26 +80,30 @@ class Sizes:
         self.name, self.arch = name, name.split(":")[0]
         self.L, self.C, self.NH, self.max_T, self.V = layers or m["L"], m["C"], m["NH"], m["max_T"], m["V"]
         self.KV, self.F = m.get("KV", self.NH), m.get("F", 4 * self.C)
+        self.HS, self.family, self.more = m.get("HS", self.C // self.NH), m.get("family", "Llama"), m.get("more", {})
         self.base, self.scaling, self.own_head = m.get("base"), m.get("scaling"), m.get("own_head", False)
         self.Vp = -(-self.V // 128) * 128
 
     def matmul_weights(self):
         """Returns the weights of all matmuls: the blocks and the output layer."""
-        keys, gates = self.C // self.NH * self.KV, 1 if self.arch == "gpt2" else 2
-        return self.L * self.C * (2 * self.C + 2 * keys + (gates + 1) * self.F) + self.Vp * self.C
+        heads, gates = self.HS * 2 * (self.NH + self.KV), 1 if self.arch == "gpt2" else 2
+        return self.L * self.C * (heads + (gates + 1) * self.F) + self.Vp * self.C
 
     def flop_per_step(self, B, T):
         """Returns the FLOP of a step. Per token, 6 for each weight of a matmul (with the
-        classifier, without the embeddings), and attention counted as causal: half of 12*L*C*T."""
-        return B * T * (6 * self.matmul_weights() + 6 * self.L * self.C * T)
+        classifier, without the embeddings), and attention counted as causal, without windows:
+        half of 12*L*T channels of heads."""
+        return B * T * (6 * self.matmul_weights() + 6 * self.L * self.NH * self.HS * T)
 
-    def llama_config(self):
-        """Returns the values of transformers' LlamaConfig. Its vocabulary has the trainer's
+    def config(self):
+        """Returns the values of transformers' configuration. Its vocabulary has the trainer's
         padding."""
         rope = {"rope_type": "llama3" if self.scaling else "default", "rope_theta": self.base, **(self.scaling or {})}
-        return dict(vocab_size=self.Vp, hidden_size=self.C, intermediate_size=self.F, num_hidden_layers=self.L,
-                    num_attention_heads=self.NH, num_key_value_heads=self.KV, max_position_embeddings=self.max_T,
-                    rms_norm_eps=1e-5, tie_word_embeddings=not self.own_head, rope_parameters=rope)
+        positions = {"rope_parameters": rope} if self.base else {}
+        return dict(family=self.family, vocab_size=self.Vp, hidden_size=self.C, intermediate_size=self.F,
+                    num_hidden_layers=self.L, num_attention_heads=self.NH, num_key_value_heads=self.KV,
+                    head_dim=self.HS, max_position_embeddings=self.max_T, rms_norm_eps=1e-5,
+                    tie_word_embeddings=not self.own_head) | positions | self.more
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -124,7 +132,7 @@ def torch_worker(name, layers, system, B, T, steps, threads, shard):
     if sizes.arch == "gpt2":
         model = GPT2(sizes.L, sizes.NH, sizes.C, sizes.max_T, sizes.Vp)
     else:
-        model = Published(sizes.llama_config() | {"family": "Llama"})
+        model = Published(sizes.config())
     optimizer = adamw(model, LR, BETAS, EPS, WEIGHT_DECAY)
     if mode:
         model = torch.compile(model, mode=mode, dynamic=False)
@@ -379,7 +387,7 @@ def report(args, results, others):
 PyTorch {versions['torch']}{transformers}, Python {versions['python']}, {args.preload or 'glibc malloc'}.
 {args.rounds} rounds with new processes, a step in turns; {args.steps} steps counted after {args.warmup} that are not.
 Other processes used {others:.0%} of the machine meanwhile{'' if others < 0.05 else ': NOT A QUIET MACHINE'}.
-FLOP per step: tokens * (6 * {args.sizes.matmul_weights() / 1e6:.2f}M weights of matmuls + 6*L*C*T), {flop}.
+FLOP per step: tokens * (6 * {args.sizes.matmul_weights() / 1e6:.2f}M weights of matmuls + 6*L*T*channels of heads), {flop}.
 FMA peak: {f'{args.peak:.0f} GFLOP/s' if args.peak else 'not given'}. Peak RSS is the largest of all rounds;
 PyTorch's was {import_mib:.0f} MiB after `import torch` (the build on PyPI loads the CUDA libraries too).
 

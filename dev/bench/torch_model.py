@@ -88,7 +88,7 @@ PUBLISHED = {
 
 class Published(nn.Module):
     """A model of transformers with the attention that PyTorch chooses; `config` holds the values of
-    its configuration, and the family as the names of its classes have it."""
+    its configuration, and the family as the name of its class has it."""
 
     def __init__(self, config):
         super().__init__()
@@ -97,9 +97,8 @@ class Published(nn.Module):
         import transformers
 
         values = {name: value for name, value in config.items() if name != "family"}
-        config_class = getattr(transformers, config["family"] + "Config")
         model_class = getattr(transformers, config["family"] + "ForCausalLM")
-        self.model = model_class(config_class(**values, attn_implementation="sdpa", use_cache=False))
+        self.model = model_class(model_class.config_class(**values, attn_implementation="sdpa", use_cache=False))
 
     def forward(self, x, y):
         """Returns the mean loss of the tokens x (B, T) against their successors y (B, T)."""
