@@ -30,7 +30,7 @@ data is random: matmuls of zeros draw less power and are faster.
 #include "llmc/ops/rope.cuh"
 #include "llmc/ops/router.cuh"
 #include "llmc/model/model.h"
-#include "llmc/ops/norm.cuh"
+#include "llmc/ops/norm_backward.cuh"
 #include "llmc/ops/matmul.cuh"
 #include "llmc/ops/matmul_fp8.cuh"
 #include "llmc/optim/muon.cuh"

@@ -14,7 +14,7 @@ these two. Else the matmul sets `out`, and branch_leave makes the sum.
 #include "llmc/gpu/floatx.cuh"
 
 #include "llmc/layers/linear.cuh"
-#include "llmc/ops/norm.cuh"
+#include "llmc/ops/norm_backward.cuh"
 
 typedef struct {
     NormGpu<floatX> before, after;

@@ -40,7 +40,7 @@ and the others follow it. They read blocks of 8 bits one expert at a time.
 #include "llmc/model/model.h"
 #include "llmc/ops/matmul.cuh"
 #include "llmc/ops/matmul_fp8.cuh"
-#include "llmc/ops/norm.cuh"
+#include "llmc/ops/norm_backward.cuh"
 #include "llmc/ops/q8.cuh"
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"

@@ -2,7 +2,7 @@
 // heads, and those that make codes of E4M3, on rows of packs.
 #include "llmc/ops/activation.cuh"
 #include "llmc/ops/heads.cuh"
-#include "llmc/ops/norm.cuh"
+#include "llmc/ops/norm_backward.cuh"
 
 #define NORM(KIND, CODES)                                                                                    \
     template __global__ void norm_forward_kernel<bf16, 8, KIND, CODES>(                                      \

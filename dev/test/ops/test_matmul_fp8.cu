@@ -2,7 +2,7 @@
 // of their own and by those that store the numbers, and the matmuls of them against exact sums.
 #include "llmc/ops/activation.cuh"
 #include "llmc/ops/matmul_fp8.cuh"
-#include "llmc/ops/norm.cuh"
+#include "llmc/ops/norm_backward.cuh"
 #include "dev/test/lib/gpu_ops.h"
 
 // Rows and columns of several sizes; a row of zeros, and one with NaN.

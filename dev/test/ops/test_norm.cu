@@ -1,7 +1,7 @@
 // test_norm.cu -- norms on the GPU against the reference: every kind and type, every path of the
 // launchers, gradients set and added, of both types, with and without the sum of dinp, the same
 // bits in every run.
-#include "llmc/ops/norm.cuh"
+#include "llmc/ops/norm_backward.cuh"
 #include "dev/test/lib/gpu_ops.h"
 #include "llmc/reference.h"
 
