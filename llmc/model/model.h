@@ -668,6 +668,15 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     return tensor_rows_layout(rows, MODEL_ACTIVATION_ROWS);
 }
 
+// Returns the bytes of the logits that are in memory at a time.
+static inline size_t model_logits_bytes(const TensorRow rows[MODEL_ACTIVATION_ROWS]) {
+    size_t bytes = 0;
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
+        bytes += rows[i].member == offsetof(ModelActivations, logits) ? tensor_place_bytes(&rows[i]) : 0;
+    }
+    return bytes;
+}
+
 // Return the number of groups (0: everything outside of blocks; 1 + k: block k), the lowest layer
 // that uses group g, and the group of layer l.
 static inline int model_groups(ModelConfig cfg) { return 1 + model_copies(cfg); }
