@@ -237,8 +237,9 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
     static const char of_experts[] = " routerw routerb sfcw sfcprojw router_logits chosen expert_rows "
                                      "expert_order expert_first expert_scale sfch sfch_act expert_in "
                                      "expert_out dexpert_scale drouter_logits ";
-    static const char of_ranks[] = " gathered parts arrived word_rows all_logits expert_counts arrived_in "
-                                   "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
+    static const char of_ranks[] =
+        " gathered parts arrived qk_sums word_rows all_logits expert_counts arrived_in "
+        "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
     static char names[256];
     names[0] = '\0';
     for (int i = 0; i < count; i++) {
