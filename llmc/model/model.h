@@ -465,7 +465,7 @@ typedef struct {
     int norm_after, before, before_C, after, after_C, dbranch; // norms of branches
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
     int cut_C, word_rows, all_words, qk_sums; // if tensors are cut
-    int mlps, Fs, shared;                     // equal matrices of an MLP's kind; of the shared expert
+    int mlps, Fs, shared;                     // an MLP's equal matrices; of the shared expert
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias;
     int expert_counts, arrived, arrived_first, arrived_C; // if ranks divide experts
 } ModelWidths;

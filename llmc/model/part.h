@@ -3,8 +3,8 @@ part.h -- the part of a model that a process has: a part of each matrix, and som
 
 Rank i of t tensor ranks has
 
-    heads of queries i NH/t, ..., and their heads of keys    rows of qkvw, qkvb; columns of attprojw;
-                                                             norms of all heads together
+    heads of queries i NH/t, ..., and their heads of keys    rows of qkvw, qkvb; columns of attprojw
+                                                             and of norms of all heads together
     hidden units i F/t, ... of the MLP                       rows of each gate of fcw, fcb;
                                                              columns of fcprojw
     vocabulary rows i Vp/t, ...                              of wte, head

@@ -98,7 +98,7 @@ HOST_DEVICE HeadsScale heads_scale(float squares, float product, int columns, fl
     return scale;
 }
 
-// Memory (ranks, N) for the sums of all ranks, and the ranks. Without memory this one has all heads.
+// Memory (ranks, N) for the sums of all ranks, and the ranks. NULL: this one has all heads.
 typedef struct {
     HeadsSums* sums;
     Group* group;

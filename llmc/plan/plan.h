@@ -32,7 +32,7 @@ extern "C" {
 typedef struct {
     Memory memory;
     int chunk;           // tokens that the classifier processes at a time
-    size_t logits_bytes; // of their logits, part of the activations; 0: this stage has no classifier
+    size_t logits_bytes; // their logits, part of the activations; 0: no classifier in this stage
 } ModelPlan;
 
 // Sets the plan of a model with these settings. It needs no device.

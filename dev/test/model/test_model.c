@@ -38,6 +38,8 @@ TEST(published_sizes) {
         {"granite:8b", 8170864640},  {"granite4:1b", 1631750144}, {"granite4:3b", 3402836480},
         {"nanochat:d12", 185597952}, {"nanochat:d20", 560988160}, {"gemma3:270m", 268098176},
         {"gemma3:1b", 999885952},    {"phi3:mini", 3821079552},   {"glm4:9b", 9400279040},
+        {"olmo2:1b", 1484916736},    {"olmo2:7b", 7298617344},    {"gemma2:2b", 2614341888},
+        {"gemma2:9b", 9241705984},   {"gemma3:4b", 3880263168},   {"exaone4:1.2b", 1279391488},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
         const ModelPreset* model = model_preset_by_name(published[i].name);
