@@ -725,6 +725,8 @@ static void plan_of_model(ModelPlan* plan, const Settled* s) {
     Model model;
     model_open(&model, s, memory_dry(), NULL);
     plan->memory = model.memory;
+    plan->chunk = model.linear.is_bf16 ? model.classifier.lent : model.chunk;
+    plan->logits_bytes = model_logits_bytes(model.activation_rows);
 }
 
 static const Trainer trainer = {

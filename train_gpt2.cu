@@ -1098,6 +1098,8 @@ static void plan_of_model(ModelPlan* plan, const Settled* s) {
     Model model;
     model_open(&model, s, memory_dry(), NULL);
     plan->memory = model.memory;
+    plan->chunk = model.chunk;
+    plan->logits_bytes = model_logits_bytes(model.activation_rows);
 }
 
 // Designated initializers are C++20's.

@@ -89,6 +89,15 @@ static inline CostCalls_ cost_tensor_calls_(const CostTransfers* x, CostPass pas
     return calls;
 }
 
+// Returns the calls that gather the sums of norms of all heads together (heads.h) in a pass.
+static inline CostCalls_ cost_norm_calls_(const CostTransfers* x, CostPass pass) {
+    const int is_together = heads_parts(model_architecture(x->cfg.arch)->heads).is_together,
+              again = pass == COST_BACKWARD && x->recompute == RECOMPUTE_BLOCK;
+    const CostCalls_ calls = {(double)x->cfg.L * is_together * (1 + again), 0,
+                              x->N * x->shape.tensor * (double)sizeof(HeadsSums)};
+    return calls;
+}
+
 // Returns the calls of the context group in a pass.
 static inline CostCalls_ cost_context_calls_(const CostTransfers* x, CostPass pass) {
     const double L = x->cfg.L, columns = 2.0 * model_keys(x->cfg);
@@ -106,7 +115,9 @@ static inline CostCalls_ cost_expert_calls_(const CostTransfers* x, CostPass pas
 // Return the seconds of the transfers of the tensor group, of the context group, and of the expert
 // group, in a pass. An exchange between experts is made in rounds.
 static inline double cost_tensor_s(const CostTransfers* x, CostPass pass) {
-    return cost_calls_s_(x, cost_tensor_group_(x), cost_tensor_calls_(x, pass));
+    const LinksGroup group = cost_tensor_group_(x);
+    return cost_calls_s_(x, group, cost_tensor_calls_(x, pass)) +
+           cost_calls_s_(x, group, cost_norm_calls_(x, pass));
 }
 static inline double cost_context_s(const CostTransfers* x, CostPass pass) {
     return cost_calls_s_(x, cost_context_group_(x), cost_context_calls_(x, pass));
@@ -147,10 +158,12 @@ static inline CostTraffic cost_traffic_of(const CostTransfers* x, double times) 
     CostTraffic traffic = {0, 0, 0, times * neighbors * cost_send_bytes_(x)};
     for (int pass = 0; pass < COST_PASSES; pass++) {
         const CostCalls_ tensor = cost_tensor_calls_(x, (CostPass)pass),
+                         norms = cost_norm_calls_(x, (CostPass)pass),
                          context = cost_context_calls_(x, (CostPass)pass),
                          experts = cost_expert_calls_(x, (CostPass)pass);
         traffic.experts += times * cost_calls_bytes_(cost_expert_group_(x), experts);
-        traffic.tensor += times * cost_calls_bytes_(cost_tensor_group_(x), tensor);
+        traffic.tensor += times * (cost_calls_bytes_(cost_tensor_group_(x), tensor) +
+                                   cost_calls_bytes_(cost_tensor_group_(x), norms));
         traffic.context += times * cost_calls_bytes_(cost_context_group_(x), context);
     }
     return traffic;

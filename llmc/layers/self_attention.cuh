@@ -70,7 +70,8 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
         p->qnormw,
         p->knormw,
         a->qk_raw,
-        a->qk_rstd};
+        a->qk_rstd,
+        {(HeadsSums*)(void*)a->qk_sums, of->tensor.cut.ranks, of->tensor.group}};
     layer.qkv = a->qkv;
     layer.atty = a->atty;
     layer.lse = a->att_lse;

@@ -337,8 +337,8 @@ typedef enum {
   X(ln1b,     BLOCK, 1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
   X(qkvw,     BLOCK, w.QKV,              cfg.C,            w.apart, w.parts,      INIT_NORMAL,        1,     MATRIX,    HEADS) /* queries, keys, values */ \
   X(qkvb,     BLOCK, 1,                  w.qkv_bias,       0,       1,            INIT_ZERO,          0,     VECTOR,    HEADS) \
-  X(qnormw,   BLOCK, 1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm of the queries, */ \
-  X(knormw,   BLOCK, 1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* and of the keys */ \
+  X(qnormw,   BLOCK, 1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* norm of the queries, */ \
+  X(knormw,   BLOCK, 1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* and of the keys; not cut if it is of each head */ \
   X(attprojw, BLOCK, cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
   X(attprojb, BLOCK, 1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
   X(ln1postw, BLOCK, 1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after attention */ \
@@ -428,6 +428,7 @@ typedef enum {
   X(darrived_scale, 1,  arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
   X(dexpert_scale, 1,   trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
   X(drouter_logits, 1,  trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
+  X(qk_sums,    1,      ranks * N, BLOCK, w.qk_sums,          float,   LIVE_BLOCK)   /* of norms of all heads together, if tensor ranks cut them: HeadsSums of all ranks */ \
   X(dqkv,       1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
   X(dfch,       1,      trained_H, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
 // clang-format on
@@ -463,8 +464,8 @@ typedef struct {
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
     int norm_after, before, before_C, after, after_C, dbranch; // norms of branches
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
-    int cut_C, word_rows, all_words; // if tensors are cut
-    int mlps, Fs, shared;            // equal matrices of an MLP's kind; of the shared expert
+    int cut_C, word_rows, all_words, qk_sums; // if tensors are cut
+    int mlps, Fs, shared;                     // an MLP's equal matrices; of the shared expert
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias;
     int expert_counts, arrived, arrived_first, arrived_C; // if ranks divide experts
 } ModelWidths;
@@ -523,6 +524,7 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.branch = all_Q > cfg.C ? all_Q : cfg.C;
     w.cut_C = model_is_cut(cfg) ? cfg.C : 0;
     w.word_rows = model_is_cut(cfg) && w.is_last ? 4 : 0; // sizeof(CrossEntropySlice) / 4
+    w.qk_sums = model_is_cut(cfg) && heads.is_together ? (int)(sizeof(HeadsSums) / sizeof(float)) : 0;
     w.all_words = model_is_cut(cfg) ? w.last_words * model_tensor_ranks(cfg) : 0;
     w.dqkv = w.QKV > G * F / 32 ? w.QKV : G * F / 32; // (N/32, G F)
     w.dfch = G * F > w.QKV ? G * F : w.QKV;           // (B, QKV)
@@ -539,7 +541,13 @@ static inline int model_row_experts_(const TensorRow* row, ModelConfig cfg) {
 }
 
 // Returns how a parameter is cut: as its row says, or if experts are divided, into whole experts.
+// All heads have the same norm, unless it is of all together.
 static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelConfig cfg) {
+    const int is_of_heads =
+        member == offsetof(ModelParameters, qnormw) || member == offsetof(ModelParameters, knormw);
+    if (is_of_heads && !heads_parts(model_architecture(cfg.arch)->heads).is_together) {
+        return SPLIT_NONE;
+    }
     const int has_experts =
         member == offsetof(ModelParameters, fcw) || member == offsetof(ModelParameters, fcprojw);
     return !model_divides_experts(cfg) ? split : has_experts ? SPLIT_EXPERTS : SPLIT_NONE;
@@ -666,6 +674,15 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     MODEL_ACTIVATIONS(MODEL_ROW_)
 #undef MODEL_ROW_
     return tensor_rows_layout(rows, MODEL_ACTIVATION_ROWS);
+}
+
+// Returns the bytes of the logits that are in memory at a time.
+static inline size_t model_logits_bytes(const TensorRow rows[MODEL_ACTIVATION_ROWS]) {
+    size_t bytes = 0;
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
+        bytes += rows[i].member == offsetof(ModelActivations, logits) ? tensor_place_bytes(&rows[i]) : 0;
+    }
+    return bytes;
 }
 
 // Return the number of groups (0: everything outside of blocks; 1 + k: block k), the lowest layer

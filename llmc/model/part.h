@@ -4,6 +4,7 @@ part.h -- the part of a model that a process has: a part of each matrix, and som
 Rank i of t tensor ranks has
 
     heads of queries i NH/t, ..., and their heads of keys    rows of qkvw, qkvb; columns of attprojw
+                                                             and of norms of all heads together
     hidden units i F/t, ... of the MLP                       rows of each gate of fcw, fcb;
                                                              columns of fcprojw
     vocabulary rows i Vp/t, ...                              of wte, head
@@ -108,9 +109,6 @@ const char* part_uncut(char* text, size_t room, ModelConfig whole, int t, int un
     }
     if (whole.E > 0) {
         return "experts are not cut";
-    }
-    if (model_architecture(whole.arch)->heads == HEADS_ROW_NORM) {
-        return "a norm over all heads is not cut";
     }
     if (t > MODEL_MAX_TENSOR_RANKS) {
         snprintf(text, room, "at most %d", MODEL_MAX_TENSOR_RANKS);

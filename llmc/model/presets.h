@@ -25,12 +25,13 @@ typedef struct {
     float window_base; // rope_base of these layers; 0: all have the same positions
     float attention_scale, embedding_factor, residual_factor, logits_divisor;
     int rope_dims;
+    float attention_softcap;
 } ModelPreset;
 
 static inline const ModelPreset* model_presets(int* count) {
 #define UNSCALED_                                                                                            \
     { ROPE_PLAIN, 0, 0, 0, 0, 0, 0 }
-#define PLAIN_ 0, 0, 0, 0, 0, 0, 0
+#define PLAIN_ 0, 0, 0, 0, 0, 0, 0, 0
 #define GPT_(name, L, C, NH, max_T)                                                                          \
     { name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, UNSCALED_, 0, 0, PLAIN_ }
 #define MODEL_(name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base)                               \
@@ -47,17 +48,22 @@ static inline const ModelPreset* model_presets(int* count) {
 #define OLMO3_(name, L, C, NH, KV, F)                                                                        \
     {                                                                                                        \
         name, ARCH_OLMO3, L, C, NH, KV, 0, F, 65536, 100278, 1, 1e-6f, 5e5f, 0,                              \
-            {ROPE_YARN, 8, 1, 32, 8192, 1.2079441541679836f, 0}, 0, 0, 4096, 5e5f, 0, 0, 0, 0, 0             \
+            {ROPE_YARN, 8, 1, 32, 8192, 1.2079441541679836f, 0}, 0, 0, 4096, 5e5f, 0, 0, 0, 0, 0, 0          \
     }
-#define GEMMA3_(name, L, C, F)                                                                               \
+#define GEMMA2_(name, L, C, NH, KV, F)                                                                       \
     {                                                                                                        \
-        name, ARCH_GEMMA3, L, C, 4, 1, 256, F, 32768, 262144, 0, 1e-6f, 1e6f, 0, UNSCALED_, 0, 0, 512, 1e4f, \
-            0, 0, 0, 0, 0                                                                                    \
+        name, ARCH_GEMMA2, L, C, NH, KV, 256, F, 8192, 256000, 0, 1e-6f, 1e4f, 30, UNSCALED_, 0, 0, 4096, 0, \
+            0, 0, 0, 0, 0, 50                                                                                \
+    }
+#define GEMMA3_(name, L, C, NH, KV, F, max_T, V, window, ...)                                                \
+    {                                                                                                        \
+        name, ARCH_GEMMA3, L, C, NH, KV, 256, F, max_T, V, 0, 1e-6f, 1e6f, 0, __VA_ARGS__, 0, 0, window,     \
+            1e4f, 0, 0, 0, 0, 0, 0                                                                           \
     }
 #define GRANITE_(name, arch, L, C, NH, KV, F, V, scale, divisor)                                             \
     {                                                                                                        \
         name, arch, L, C, NH, KV, 0, F, 131072, V, 0, 1e-5f, 1e7f, 0, UNSCALED_, 0, 0, 0, 0, scale, 12,      \
-            0.22f, divisor, 0                                                                                \
+            0.22f, divisor, 0, 0                                                                             \
     }
     // clang-format off
     static const ModelPreset models[] = {
@@ -91,15 +97,22 @@ static inline const ModelPreset* model_presets(int* count) {
         MODEL_("qwen3:4b",   ARCH_QWEN3,  36, 2560, 32, 8, 128, 9728,  40960, 151936, 0, 1e-6f, 1e6f),
         MODEL_("qwen3:8b",   ARCH_QWEN3,  36, 4096, 32, 8, 128, 12288, 40960, 151936, 1, 1e-6f, 1e6f),
         MODEL_("smollm3:3b", ARCH_SMOLLM3, 36, 2048, 16, 4,  0, 11008, 65536, 128256, 0, 1e-6f, 5e6f),
+        MODEL_("olmo2:1b",   ARCH_OLMO2,  16, 2048, 16, 0,   0, 8192,   4096, 100352, 1, 1e-6f, 5e5f),
+        MODEL_("olmo2:7b",   ARCH_OLMO2,  32, 4096, 32, 0,   0, 11008,  4096, 100352, 1, 1e-6f, 5e5f),
         OLMO3_("olmo3:7b",                32, 4096, 32, 32,     11008),
         OLMO3_("olmo3:32b",               64, 5120, 40, 8,      27648),
         GRANITE_("granite:2b", ARCH_GRANITE,  40, 2048, 32, 8,   8192,          49159, 0.015625f, 8), // 3.3
         GRANITE_("granite:8b", ARCH_GRANITE,  40, 4096, 32, 8,  12800,          49159, 0.0078125f, 16),
         GRANITE_("granite4:1b", ARCH_GRANITE4, 40, 2048, 16, 4,  4096,         100352, 0.0078125f, 8),
         GRANITE_("granite4:3b", ARCH_GRANITE4, 40, 2560, 40, 8,  8192,         100352, 0.015625f, 10), // micro
-        GEMMA3_("gemma3:270m", 18, 640, 2048), GEMMA3_("gemma3:1b", 26, 1152, 6912),
-        {"phi3:mini", ARCH_PHI3, 32, 3072, 32, 0, 0, 8192, 4096, 32064, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 2047, 0, 0, 0, 0, 0, 0},
-        {"glm4:9b",   ARCH_GLM4, 40, 4096, 32, 2, 128, 13696, 32768, 151552, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 0, 0, 0, 0, 0, 0, 64},
+        GEMMA2_("gemma2:2b",   26, 2304,  8, 4,  9216),
+        GEMMA2_("gemma2:9b",   42, 3584, 16, 8, 14336),
+        GEMMA3_("gemma3:270m", 18,  640,  4, 1,  2048,  32768, 262144,  512, UNSCALED_),
+        GEMMA3_("gemma3:1b",   26, 1152,  4, 1,  6912,  32768, 262144,  512, UNSCALED_),
+        GEMMA3_("gemma3:4b",   34, 2560,  8, 4, 10240, 131072, 262208, 1024, {ROPE_LINEAR, 8, 0, 0, 0, 0, 0}),
+        {"phi3:mini", ARCH_PHI3, 32, 3072, 32, 0, 0, 8192, 4096, 32064, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 2047, 0, 0, 0, 0, 0, 0, 0},
+        {"glm4:9b",   ARCH_GLM4, 40, 4096, 32, 2, 128, 13696, 32768, 151552, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0},
+        {"exaone4:1.2b", ARCH_EXAONE4, 30, 2048, 32, 8, 64, 4096, 65536, 102400, 0, 1e-5f, 1e6f, 0, {ROPE_LLAMA3, 16, 1, 4, 8192, 0, 0}, 0, 0, PLAIN_},
         //       name               architecture    L     C  NH KV   HS      F    E used  max_T      V  head   eps    base
         EXPERTS_("moe:8x124m",      ARCH_MIXTRAL,  12,  768, 12, 0,   0,  1024,   8, 2,  1024,     0, 0, 1e-5f, 1e4f),
         EXPERTS_("mixtral:8x7b",    ARCH_MIXTRAL,  32, 4096, 32, 8,   0, 14336,   8, 2, 32768, 32000, 1, 1e-5f, 1e6f),
@@ -116,6 +129,7 @@ static inline const ModelPreset* model_presets(int* count) {
 #undef MODEL_
 #undef EXPERTS_
 #undef LLAMA3_
+#undef GEMMA2_
 #undef GEMMA3_
 #undef NANOCHAT_
 #undef OLMO3_
@@ -174,6 +188,7 @@ static inline ModelConfig model_preset_config(const ModelPreset* preset, int V) 
     cfg.rope_dims = preset->rope_dims;
     cfg.attention_scale = preset->attention_scale, cfg.embedding_factor = preset->embedding_factor;
     cfg.residual_factor = preset->residual_factor, cfg.logits_divisor = preset->logits_divisor;
+    cfg.attention_softcap = preset->attention_softcap;
     return cfg;
 }
 

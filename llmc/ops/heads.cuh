@@ -10,11 +10,13 @@ heads_backward leaves the sums of a block in `sums`, queries first, and column_s
 in a fixed order.
 
 Norms over all heads together have separate kernels, before the rotation: in the forward pass a
-block has the queries or the keys of one token, in the backward pass of HEADS_TOKENS tokens.
+block has the queries or the keys of one token, in the backward pass of HEADS_TOKENS tokens. If
+ranks have some of the heads each, another kernel computes the sums that they gather first.
 */
 #ifndef LLMC_HEADS_CUH
 #define LLMC_HEADS_CUH
 
+#include "llmc/comm/comm_nccl.cuh"
 #include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/column_sums.cuh"
@@ -29,6 +31,13 @@ enum {
     HEADS_ROW_COLUMNS_ = 16 // most columns of a thread, of all heads together
 };
 
+// HeadsCut on the GPU; a kernel does not read `group`.
+typedef struct {
+    HeadsSums* sums;
+    int ranks;
+    const GroupGpu* group;
+} HeadsCutGpu;
+
 // Heads (heads.h) of type X.
 template <class X> struct HeadsGpu {
     HeadsKind kind;
@@ -39,6 +48,7 @@ template <class X> struct HeadsGpu {
     const X *qnormw, *knormw;
     X* raw;
     float* rstd;
+    HeadsCutGpu cut;
 };
 
 template <class X> static inline int heads_do_nothing(const HeadsGpu<X>* heads) {
@@ -389,6 +399,45 @@ template <class X> __device__ inline HeadsRow_<X> heads_row_(const HeadsGpu<X>& 
             is_keys ? heads.knormw : heads.qnormw};
 }
 
+// A block sets the sums of this rank's queries, or keys, of a token; dqkv is NULL in the forward
+// pass.
+// grid   N, 2      block   512      shared   128 bytes
+// moves  N*(NH + KV)*HS in, in the backward pass twice. Bound by memory.
+// order  fixed
+template <class X>
+__global__ void __launch_bounds__(HEADS_ROW_THREADS)
+    heads_row_sums_kernel(HeadsSums* sums, const X* qkv, const X* dqkv, HeadsGpu<X> heads) {
+    const int n = (int)blockIdx.x, is_keys = (int)blockIdx.y;
+    const HeadsRow_<X> row = heads_row_(heads, n, is_keys);
+    const X* of = dqkv ? heads.raw + row.in_raw : qkv + row.in_qkv;
+    float squares = 0.0f, product = 0.0f;
+    for (int c = (int)threadIdx.x; c < row.cols; c += HEADS_ROW_THREADS) {
+        const float x = to_float(of[c]);
+        squares += x * x;
+        if (dqkv) {
+            product += to_float(dqkv[row.in_qkv + c]) * (to_float(row.weight[c]) + heads.offset) * x;
+        }
+    }
+    squares = block_sum(squares), product = block_sum(product);
+    if (threadIdx.x == 0) {
+        sums[n].squares[is_keys] = squares;
+        sums[n].products[is_keys] = product;
+    }
+}
+
+// Returns the numbers of the norm of a token's queries, or keys: from the gathered sums, or if this
+// rank has all heads, from its own.
+template <class X>
+__device__ inline HeadsScale heads_row_scale_(const HeadsGpu<X>& heads, int n, int is_keys, float squares,
+                                              float product) {
+    const int cols = heads_row_(heads, n, is_keys).cols;
+    if (!heads.cut.sums) {
+        return heads_scale(squares, product, cols, heads.eps);
+    }
+    const HeadsSums all = heads_sum_ranks(heads.cut.sums, heads.cut.ranks, heads.sizes.B * heads.sizes.T, n);
+    return heads_scale(all.squares[is_keys], all.products[is_keys], heads.cut.ranks * cols, heads.eps);
+}
+
 // A block normalizes the queries, or the keys, of a token.
 // grid   N, 2      block   512      shared   128 bytes
 // moves  N*(NH + KV)*HS in and out, also to raw. Bound by memory.
@@ -405,7 +454,7 @@ __global__ void __launch_bounds__(HEADS_ROW_THREADS) heads_row_forward_kernel(X*
             heads.raw[row.in_raw + c] = x[c];
         }
     }
-    const float r = 1.0f / sqrtf(block_sum(squares) / (float)row.cols + heads.eps);
+    const float r = heads_row_scale_(heads, (int)blockIdx.x, (int)blockIdx.y, block_sum(squares), 0.0f).r;
     for (int c = (int)threadIdx.x; c < row.cols; c += HEADS_ROW_THREADS) {
         x[c] = from_float<X>(to_float(x[c]) * r * (to_float(row.weight[c]) + heads.offset));
     }
@@ -436,8 +485,9 @@ __global__ void __launch_bounds__(HEADS_ROW_THREADS)
                 product += g[i] * (to_float(row.weight[c]) + heads.offset) * x[i];
             }
         }
-        const float r = 1.0f / sqrtf(block_sum(squares) / (float)row.cols + heads.eps),
-                    mean = block_sum(product) * r / (float)row.cols;
+        squares = block_sum(squares), product = block_sum(product);
+        const HeadsScale scale = heads_row_scale_(heads, n, is_keys, squares, product);
+        const float r = scale.r, mean = scale.mean;
 #pragma unroll
         for (int i = 0; i < HEADS_ROW_COLUMNS_; i++) {
             const int c = (int)threadIdx.x + i * HEADS_ROW_THREADS;
@@ -541,9 +591,22 @@ static inline void heads_forward_(X* x, const HeadsGpu<X>* alone, float sign, co
                                : heads_launch_forward_<X, 2>)(x, alone, sign, gpu);
 }
 
+// Gathers the sums of norms of all heads together, if ranks have some of the heads each.
+template <class X>
+static inline void heads_gather_(const HeadsGpu<X>* heads, const X* qkv, const X* dqkv, const Gpu* gpu) {
+    const unsigned N = (unsigned)(heads->sizes.B * heads->sizes.T);
+    if (heads->cut.sums) {
+        HeadsSums* own = heads->cut.sums + (size_t)heads->cut.group->rank * N;
+        launch(heads_row_sums_kernel<X>, dim3(N, 2), HEADS_ROW_THREADS, 0, gpu, own, qkv, dqkv, *heads);
+        group_all_gather(heads->cut.sums, own, N * sizeof(HeadsSums) / sizeof(float), DTYPE_FP32,
+                         heads->cut.group, gpu->stream);
+    }
+}
+
 template <class X> static inline void heads_forward(X* qkv, const HeadsGpu<X>* heads, const Gpu* gpu) {
     const HeadsGpu<X> alone = heads_alone_(heads);
     if (heads_parts(heads->kind).is_together) {
+        heads_gather_(heads, (const X*)qkv, (const X*)NULL, gpu);
         launch(heads_row_forward_kernel<X>, dim3((unsigned)(heads->sizes.B * heads->sizes.T), 2),
                HEADS_ROW_THREADS, 0, gpu, qkv, *heads);
     }
@@ -587,6 +650,7 @@ static inline void heads_row_backward_(X* dqkv, const HeadsGradientsGpu* d, cons
               Q = attention_queries_size(heads->sizes), K = attention_keys_size(heads->sizes),
               most = HEADS_ROW_COLUMNS_ * HEADS_ROW_THREADS;
     CHECK(Q <= most, "norm of all heads together: %d columns, wanted at most %d", Q, most);
+    heads_gather_(heads, (const X*)NULL, (const X*)dqkv, gpu);
     launch(heads_row_backward_kernel<X>, dim3((unsigned)groups, 2), HEADS_ROW_THREADS, 0, gpu, dqkv, d->sums,
            *heads, N);
     heads_finish_<X>(d, groups, Q, groups, K, gpu);

@@ -21,6 +21,8 @@ commute: dx is computed from out, which is kept anyway.
                                 kept
     rstd          (N, NH + KV)  fp32: r, kept by HEADS_UNIT_NORM for the backward pass
     positions     (N)           int32; NULL: as in the sequence, or in the rank's chunks of it
+    cut           ranks that each have some of the heads (part.h): with HEADS_ROW_NORM, both passes
+                  gather the sums of each token's x^2 and g x
 
 The backward pass sets or adds to dqnormw and dknormw, according to `mode`; NULL is skipped. It
 computes one head of one sequence at a time, or with HEADS_ROW_NORM one sequence, and adds up their
@@ -29,10 +31,15 @@ sums in a fixed order.
 #ifndef LLMC_HEADS_H
 #define LLMC_HEADS_H
 
+#include "llmc/base/host_device.h"
 #include "llmc/base/token_chunks.h"
+#include "llmc/comm/group.h"
 #include "llmc/ops/attention_sizes.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/rope.h"
+
+#include <math.h>
+#include <stddef.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -62,6 +69,41 @@ static inline HeadsParts heads_parts(HeadsKind kind) {
     return rows[kind];
 }
 
+// Sums over the queries of a token, and over its keys: of x^2, and in the backward pass of g x.
+typedef struct {
+    float squares[2], products[2];
+} HeadsSums;
+
+// Returns the sums of token n over the ranks, which have N tokens each.
+HOST_DEVICE HeadsSums heads_sum_ranks(const HeadsSums* sums, int ranks, int N, int n) {
+    HeadsSums all = sums[n];
+    for (int r = 1; r < ranks; r++) {
+        const HeadsSums of = sums[(size_t)r * N + n];
+        for (int i = 0; i < 2; i++) {
+            all.squares[i] += of.squares[i];
+            all.products[i] += of.products[i];
+        }
+    }
+    return all;
+}
+
+// The numbers of a norm of `columns`: r, and mean(g x r).
+typedef struct {
+    float r, mean;
+} HeadsScale;
+
+HOST_DEVICE HeadsScale heads_scale(float squares, float product, int columns, float eps) {
+    const float r = 1.0f / sqrtf(squares / (float)columns + eps);
+    const HeadsScale scale = {r, product * r / (float)columns};
+    return scale;
+}
+
+// Memory (ranks, N) for the sums of all ranks, and the ranks. NULL: this one has all heads.
+typedef struct {
+    HeadsSums* sums;
+    Group* group;
+} HeadsCut;
+
 typedef struct {
     HeadsKind kind;
     float eps, offset;
@@ -70,6 +112,7 @@ typedef struct {
     const int* positions;
     const float *qnormw, *knormw;
     float *raw, *rstd;
+    HeadsCut cut;
 } Heads;
 
 // Returns 1 if queries and keys are used exactly as the linear layer computes them.
@@ -77,6 +120,7 @@ static inline int heads_do_nothing(const Heads* heads) {
     return !heads_parts(heads->kind).has_norm && !heads->rope.table;
 }
 
+// Collective, as the next one.
 void heads_forward_cpu(float* qkv, const Heads* heads);
 
 // Returns the bytes that a pass must move, angles from caches; norms with weights also keep or read
@@ -101,7 +145,6 @@ void heads_backward_cpu(float* dqkv, const HeadsGradients* d, const float* qkv, 
 
 #ifdef HEADS_IMPLEMENTATION
 
-#include <math.h>
 #include <string.h>
 
 #include "llmc/base/vec.h"
@@ -114,16 +157,70 @@ static const float* heads_angles_(const Heads* heads, int n) {
 
 // Returns r of n columns.
 static float heads_rstd_(const float* x, const Heads* heads, int n) {
-    return 1.0f / sqrtf(vec_dot(x, x, n) / (float)n + heads->eps);
+    return heads_scale(vec_dot(x, x, n), 0, n, heads->eps).r;
 }
 
 // Normalizes n columns.
-static void heads_weigh_(float* x, const float* weight, const Heads* heads, int n) {
-    const float r = heads_rstd_(x, heads, n);
+static void heads_weigh_(float* x, float r, const float* weight, const Heads* heads, int n) {
     for (int c = 0; c < n; c++) {
         x[c] *= r * (weight[c] + heads->offset);
     }
 }
+
+// Returns the sum of g x over n columns.
+static float heads_product_(const float* dn, const float* x, const float* weight, const Heads* heads, int n) {
+    Vec sum = vec_all(0.0f);
+    float rest = 0;
+    int c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        sum += vec_load(dn + c) * vec_load(x + c) * (vec_load(weight + c) + heads->offset);
+    }
+    for (; c < n; c++) {
+        rest += dn[c] * x[c] * (weight[c] + heads->offset);
+    }
+    return vec_hsum(sum) + rest;
+}
+
+// ---- norms of all heads together ----
+
+// Returns the sums of this rank's columns of a token; dn is NULL in the forward pass.
+static HeadsSums heads_sums_of_(const float* x, const float* dn, const Heads* heads) {
+    const int Q = attention_queries_size(heads->sizes), K = attention_keys_size(heads->sizes);
+    HeadsSums sums = {{vec_dot(x, x, Q), vec_dot(x + Q, x + Q, K)}, {0, 0}};
+    if (dn) {
+        sums.products[0] = heads_product_(dn, x, heads->qnormw, heads, Q);
+        sums.products[1] = heads_product_(dn + Q, x + Q, heads->knormw, heads, K);
+    }
+    return sums;
+}
+
+// Gathers the sums of all tokens, if ranks have some of the heads each. x has `row` columns a
+// token.
+static void heads_gather_(const Heads* heads, const float* x, int row, const float* dn) {
+    const int N = heads->sizes.B * heads->sizes.T, QKV = attention_qkv_size(heads->sizes);
+    if (!heads->cut.sums) {
+        return;
+    }
+    HeadsSums* own = heads->cut.sums + (size_t)heads->cut.group->rank * N;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        own[n] = heads_sums_of_(x + (size_t)n * row, dn ? dn + (size_t)n * QKV : NULL, heads);
+    }
+    group_all_gather_cpu((float*)heads->cut.sums, (const float*)own,
+                         (size_t)N * sizeof(HeadsSums) / sizeof(float), heads->cut.group);
+}
+
+// Sets the numbers of the norms of token n, of the queries and of the keys.
+static void heads_scales_(HeadsScale scales[2], const float* x, const float* dn, const Heads* heads, int n) {
+    const int N = heads->sizes.B * heads->sizes.T, ranks = heads->cut.sums ? heads->cut.group->size : 1;
+    const HeadsSums sums =
+        heads->cut.sums ? heads_sum_ranks(heads->cut.sums, ranks, N, n) : heads_sums_of_(x, dn, heads);
+    const int Q = attention_queries_size(heads->sizes), K = attention_keys_size(heads->sizes);
+    scales[0] = heads_scale(sums.squares[0], sums.products[0], ranks * Q, heads->eps);
+    scales[1] = heads_scale(sums.squares[1], sums.products[1], ranks * K, heads->eps);
+}
+
+// ---- passes ----
 
 // Normalizes head h of a token, x (HS), if it has a norm of its own.
 static void heads_norm_(float* x, const Heads* heads, int n, int h) {
@@ -133,7 +230,7 @@ static void heads_norm_(float* x, const Heads* heads, int n, int h) {
     case HEADS_ROW_NORM:
         return;
     case HEADS_NORM:
-        heads_weigh_(x, h < NH ? heads->qnormw : heads->knormw, heads, HS);
+        heads_weigh_(x, heads_rstd_(x, heads, HS), h < NH ? heads->qnormw : heads->knormw, heads, HS);
         return;
     case HEADS_UNIT_NORM: {
         const float r = heads_rstd_(x, heads, HS);
@@ -154,8 +251,10 @@ static void heads_forward_row_(float* row, const Heads* heads, int n) {
         memcpy(heads->raw + (size_t)n * columns, row, (size_t)columns * sizeof(float));
     }
     if (heads_parts(heads->kind).is_together) {
-        heads_weigh_(row, heads->qnormw, heads, Q);
-        heads_weigh_(row + Q, heads->knormw, heads, columns - Q);
+        HeadsScale scales[2];
+        heads_scales_(scales, row, NULL, heads, n);
+        heads_weigh_(row, scales[0].r, heads->qnormw, heads, Q);
+        heads_weigh_(row + Q, scales[1].r, heads->knormw, heads, columns - Q);
     }
     for (int h = 0; h < columns / HS; h++) {
         float* x = row + h * HS;
@@ -171,6 +270,7 @@ void heads_forward_cpu(float* qkv, const Heads* heads) {
     if (heads_do_nothing(heads)) {
         return;
     }
+    heads_gather_(heads, qkv, QKV, NULL);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         heads_forward_row_(qkv + (size_t)n * QKV, heads, n);
@@ -186,17 +286,22 @@ static void heads_unit_backward_(float* g, const float* y, float rstd, int HS) {
 }
 
 // Turns dn (n) into the gradient before a norm with weights, whose input is x; adds to `sum`.
-static void heads_norm_backward_(float* dn, float* sum, const float* x, const float* weight,
+static void heads_norm_backward_(float* dn, float* sum, const float* x, HeadsScale scale, const float* weight,
                                  const Heads* heads, int n) {
-    const float r = heads_rstd_(x, heads, n);
+    const float r = scale.r;
     for (int c = 0; c < n; c++) {
         sum[c] += dn[c] * (x[c] * r);
-        dn[c] *= weight[c] + heads->offset;
+        dn[c] = r * (dn[c] * (weight[c] + heads->offset) - x[c] * r * scale.mean);
     }
-    const float mean = vec_dot(dn, x, n) * r / (float)n;
-    for (int c = 0; c < n; c++) {
-        dn[c] = r * (dn[c] - x[c] * r * mean);
-    }
+}
+
+// Does so for head h of a token.
+static void heads_head_backward_(float* dn, float* sum, const float* x, const Heads* heads, int h) {
+    const float* weight = h < heads->sizes.NH ? heads->qnormw : heads->knormw;
+    const int HS = heads->sizes.HS;
+    const HeadsScale scale =
+        heads_scale(vec_dot(x, x, HS), heads_product_(dn, x, weight, heads, HS), HS, heads->eps);
+    heads_norm_backward_(dn, sum, x, scale, weight, heads, HS);
 }
 
 // Rotates a head of token n back, if it has a position.
@@ -225,8 +330,7 @@ static void heads_backward_head_(float* dqkv, float* sum, const float* qkv, cons
             break;
         case HEADS_NORM:
             heads_turn_back_(d, heads, n);
-            heads_norm_backward_(d, sum, heads->raw + head * HS, h < sizes.NH ? heads->qnormw : heads->knormw,
-                                 heads, HS);
+            heads_head_backward_(d, sum, heads->raw + head * HS, heads, h);
             break;
         case HEADS_UNIT_NORM:
             heads_unit_backward_(d, qkv + at, heads->rstd[head], HS);
@@ -240,16 +344,15 @@ static void heads_backward_head_(float* dqkv, float* sum, const float* qkv, cons
 // ((NH + KV) HS) to its part of the gradients of the weights.
 static void heads_backward_rows_(float* dqkv, float* sum, const Heads* heads, int b) {
     const AttentionSizes sizes = heads->sizes;
-    const int HS = sizes.HS, Q = sizes.NH * HS, columns = attention_query_key_size(sizes);
+    const int Q = attention_queries_size(sizes), columns = attention_query_key_size(sizes);
     memset(sum, 0, (size_t)columns * sizeof(float));
     for (int n = b * sizes.T; n < (b + 1) * sizes.T; n++) {
         float* d = dqkv + (size_t)n * attention_qkv_size(sizes);
         const float* x = heads->raw + (size_t)n * columns;
-        for (int c = 0; c < columns; c += HS) {
-            heads_turn_back_(d + c, heads, n);
-        }
-        heads_norm_backward_(d, sum, x, heads->qnormw, heads, Q);
-        heads_norm_backward_(d + Q, sum + Q, x + Q, heads->knormw, heads, columns - Q);
+        HeadsScale scales[2];
+        heads_scales_(scales, x, d, heads, n);
+        heads_norm_backward_(d, sum, x, scales[0], heads->qnormw, heads, Q);
+        heads_norm_backward_(d + Q, sum + Q, x + Q, scales[1], heads->knormw, heads, columns - Q);
     }
 }
 
@@ -268,8 +371,15 @@ static void heads_finish_weight_(float* dweight, const float* sums, int B, int r
 
 // Computes norms of all heads together, a sequence at a time.
 static void heads_row_norm_backward_(float* dqkv, const HeadsGradients* d, const Heads* heads) {
-    const int B = heads->sizes.B, Q = heads->sizes.NH * heads->sizes.HS,
-              columns = attention_query_key_size(heads->sizes);
+    const int B = heads->sizes.B, Q = attention_queries_size(heads->sizes), HS = heads->sizes.HS,
+              columns = attention_query_key_size(heads->sizes), QKV = attention_qkv_size(heads->sizes);
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < B * heads->sizes.T; n++) {
+        for (int c = 0; c < columns; c += HS) {
+            heads_turn_back_(dqkv + (size_t)n * QKV + c, heads, n);
+        }
+    }
+    heads_gather_(heads, heads->raw, columns, dqkv);
 #pragma omp parallel for schedule(static)
     for (int b = 0; b < B; b++) {
         heads_backward_rows_(dqkv, d->sums + (size_t)b * columns, heads, b);

@@ -31,6 +31,8 @@ extern "C" {
 // A dry ledger of all that a model takes.
 typedef struct {
     Memory memory;
+    int chunk;           // tokens that the classifier processes at a time
+    size_t logits_bytes; // their logits, part of the activations; 0: no classifier in this stage
 } ModelPlan;
 
 // Sets the plan of a model with these settings. It needs no device.
@@ -347,6 +349,14 @@ static void plan_print_moves_(FILE* file, const Memory* memory, MemoryPlace plac
     }
 }
 
+// Prints how many tokens of a micro-batch have logits in memory at a time.
+static void plan_print_classifier_(FILE* file, const Settled* s, const ModelPlan* plan) {
+    if (plan->logits_bytes > 0 && s->use != USE_GENERATE) {
+        fprintf(file, "classifier: %d of %zu tokens at a time, in %.1f MiB of the activations\n", plan->chunk,
+                settled_pass_tokens(s), plan_mib_(plan->logits_bytes));
+    }
+}
+
 // Prints the disk space of the checkpoints that the run leaves.
 static void plan_print_disk_(FILE* file, const Settled* s) {
     const Options* o = &s->options;
@@ -426,6 +436,7 @@ static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* pl
 void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan) {
     fputc('\n', file);
     plan_print_memory(file, s, &plan->model.memory);
+    plan_print_classifier_(file, s, &plan->model);
     plan_print_moves_(file, &plan->model.memory, MEMORY_HOST);
     plan_print_moves_(file, &plan->model.memory, MEMORY_DISK);
     plan_print_disk_(file, s);

@@ -899,6 +899,15 @@ test_gpu_tensor_matrices() {
     same_model muon_2/step_00000004 muon_4/step_00000004 "muon, 2 GPUs, then 4"
 }
 
+# Norms of all heads together, whose sums the GPUs gather.
+test_gpu_tensor_norms() {
+    local options=(--arch olmo2 --hidden 128 --kv-heads 2 --optimizer sgd --zero 2)
+    trains 1 norms_1 "${gpu_wide[@]}" "${options[@]}"
+    CUSIM_STREAMS=random trains 2 norms_2 "${gpu_wide[@]}" "${options[@]}" --tensor-parallel 2 --recompute 3
+    near "norms of all heads, 2 tensor ranks: loss" "$(last_loss norms_1)" "$(last_loss norms_2)" $gpu_near
+    near "norms of all heads, 2 tensor ranks: norm" "$(first_norm norms_1)" "$(first_norm norms_2)" $gpu_near
+}
+
 test_gpu_tensor_data() {
     local t
     CUSIM_STREAMS=random once trains 2 wide_2_2 "${gpu_wide[@]}" --zero 2 --tensor-parallel 2
@@ -1210,6 +1219,7 @@ gpu_tensor 1
 gpu_tensor 2
 gpu_tensor 3
 gpu_tensor_matrices
+gpu_tensor_norms
 gpu_tensor_data
 gpu_tensor_graph 2
 gpu_tensor_graph 3
@@ -1296,6 +1306,8 @@ tensor_of 1e-2 --recompute 1 --matmul fp8
 tensor_of 1e-6 --recompute 3 --arch llama --hidden 128
 tensor_of 1e-6 --arch qwen3 --hidden 128 --kv-heads 2 --z-loss 0.01 --recompute 2
 tensor_of 1e-6 --arch nanochat --hidden 128 --pack dynamic
+tensor_of 1e-6 --arch olmo2 --hidden 128 --recompute 3 --optimizer sgd
+tensor_of 1e-3 --arch olmo3 --window 8 --hidden 128 --kv-heads 2 --matmul bf16
 tensor_of 1e-6 --share-layers all --freeze norms --optimizer lion
 tensor_of 1e-6 --freeze h.0
 tensor_of 1e-6 --arch mistral --window 8 --hidden 256 --share-layers pairs --doc-mask on --pack bestfit

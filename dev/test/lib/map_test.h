@@ -43,8 +43,7 @@ static inline MapOf map_test_grid(Rand* random, ModelConfig cfg) {
     static const int tensors[] = {1, 1, 2, 4}, data[] = {1, 2, 3, 4, 6};
     static const char* const lists[] = {"", "", "wte", "*b", "blocks", "ln*", "attention,mlp"};
     MapOf of = map_of_model(cfg);
-    const HeadsKind heads = model_architecture(cfg.arch)->heads;
-    of.tensor = cfg.E > 0 || heads == HEADS_ROW_NORM ? 1 : map_test_one_of(random, tensors, 4);
+    of.tensor = cfg.E > 0 ? 1 : map_test_one_of(random, tensors, 4);
     of.whole.Vp = model_padded_vocab_of_ranks(cfg.V, of.tensor);
     of.data = of.replica = map_test_one_of(random, data, 5);
     of.stage = map_test_below(random, 4);

@@ -38,6 +38,8 @@ TEST(published_sizes) {
         {"granite:8b", 8170864640},  {"granite4:1b", 1631750144}, {"granite4:3b", 3402836480},
         {"nanochat:d12", 185597952}, {"nanochat:d20", 560988160}, {"gemma3:270m", 268098176},
         {"gemma3:1b", 999885952},    {"phi3:mini", 3821079552},   {"glm4:9b", 9400279040},
+        {"olmo2:1b", 1484916736},    {"olmo2:7b", 7298617344},    {"gemma2:2b", 2614341888},
+        {"gemma2:9b", 9241705984},   {"gemma3:4b", 3880263168},   {"exaone4:1.2b", 1279391488},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
         const ModelPreset* model = model_preset_by_name(published[i].name);
@@ -237,8 +239,9 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
     static const char of_experts[] = " routerw routerb sfcw sfcprojw router_logits chosen expert_rows "
                                      "expert_order expert_first expert_scale sfch sfch_act expert_in "
                                      "expert_out dexpert_scale drouter_logits ";
-    static const char of_ranks[] = " gathered parts arrived word_rows all_logits expert_counts arrived_in "
-                                   "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
+    static const char of_ranks[] =
+        " gathered parts arrived qk_sums word_rows all_logits expert_counts arrived_in "
+        "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
     static char names[256];
     names[0] = '\0';
     for (int i = 0; i < count; i++) {

@@ -30,6 +30,34 @@ TEST(part_experts) {
     EXPECT(model_hidden_rows(cfg, 64) == 288 && model_hidden_rows(whole_of("d12", 1), 64) == 64, "undivided");
 }
 
+// A norm of each head is in every rank; ranks cut one of all heads together.
+TEST(part_norms) {
+    static const struct {
+        Arch arch;
+        size_t whole, begin, count; // of the queries' norm; the part of rank 1 of 2
+    } cases[] = {{ARCH_QWEN3, 16, 0, 16}, {ARCH_OLMO2, 64, 32, 32}};
+    for (int i = 0; i < 2; i++) {
+        const ModelConfig
+            whole = {.arch = cases[i].arch, .L = 1, .NH = 4, .KV = 2, .C = 64, .F = 64, .V = 64, .Vp = 128},
+            part = model_part_of(whole, part_of(whole, 2, 1));
+        TensorRow rows[MODEL_PARAMETER_ROWS], all[MODEL_PARAMETER_ROWS], acts[MODEL_ACTIVATION_ROWS];
+        model_parameter_rows(rows, part), model_parameter_rows(all, whole);
+        model_activation_rows(acts, part, 2, 8, RECOMPUTE_NONE, 1, 0, 16);
+        for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
+            const PartRun run = part_run(&rows[r], whole, part.part, 0);
+            EXPECT(strcmp(rows[r].name, "qnormw") ||
+                       (all[r].cols == cases[i].whole && run.whole == cases[i].begin &&
+                        run.count == cases[i].count),
+                   "%zu elements from %zu of %zu", run.count, run.whole, all[r].cols);
+        }
+        for (int r = 0; r < MODEL_ACTIVATION_ROWS; r++) {
+            EXPECT(strcmp(acts[r].name, "qk_sums") ||
+                       tensor_elements(&acts[r]) == (i ? (size_t)(2 * 16 * 4) : 0),
+                   "%zu sums", tensor_elements(&acts[r]));
+        }
+    }
+}
+
 TEST(part_sizes) {
     const ModelConfig cfg = whole_of("qwen3:0.6b", 4);
     const ModelConfig part = model_part_of(cfg, part_of(cfg, 4, 1));
