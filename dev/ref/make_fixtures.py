@@ -39,7 +39,7 @@ maxT={cfg.maxT} V={cfg.V} Vp={cfg.Vp} L={cfg.L} NH={cfg.NH} C={cfg.C}.
 | parquet/texts.bin | the texts of that table |
 | optimizers/updates.bin | twenty updates by the optimizers of torch, transformers and bitsandbytes (dev/ref/make_optimizer_fixtures.py) |
 | fp8/ | E4M3, rows of it with scales, and the tiny model with matmuls in fp8 (dev/ref/make_fp8_fixtures.py) |
-| models/ | a tiny model of each family but GPT-2, as transformers saves it, its logits, loss and gradient norm (dev/ref/make_model_fixtures.py) |
+| models/ | a tiny model of each family but GPT-2, as transformers saves it, its logits, loss and gradient norm (dev/ref/make_model_fixtures.py), and those of twelve updates (dev/ref/make_update_fixtures.py) |
 | tasks/ | tasks in every form, a tiny model for them, and the loss of each ending (dev/ref/make_task_fixtures.py) |
 
 The numbers were computed in float64 and rounded once to float32: the truth that fp32 code comes close to.

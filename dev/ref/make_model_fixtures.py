@@ -7,8 +7,8 @@ Each directory has config.json, the weights in one file or several, and expected
 of B T + 1 tokens, the logits (B, T, V) of all but its last token in B sequences, the mean loss of
 the next tokens, and the norm of the gradient of that loss. transformers computes them with weights
 in float64; its norms and rotary positions stay in float32. positions.txt: the loss and the norm of
-two of these models with other rotary positions in one layer. tokens.bin is the same text as a shard,
-losses.txt has each model's loss and norm as text.
+two of these models with other rotary positions in one layer. tokens.bin is the same text as a shard.
+make_update_fixtures.py and make_teacher_fixtures.py read these models.
 """
 
 import shutil
@@ -142,16 +142,15 @@ def positions_by_layer(tokens):
 
 def main():
     torch.set_num_threads(1)  # one order of summation
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir()
+    OUT.mkdir(exist_ok=True)
     tokens = torch.randint(SIZES["vocab_size"], (B * T + 1,), generator=torch.Generator().manual_seed(20261127))
     shard = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens.tolist())
     (OUT / "tokens.bin").write_bytes(shard)
-    lines = ["# name loss norm\n"]
     for name, (config_class, arguments, dtype, shard_size) in MODELS.items():
         config = config_class(**(SIZES | arguments), attn_implementation="eager")
         model = transformers.AutoModelForCausalLM.from_config(config)
         fill(model)
+        shutil.rmtree(OUT / name, ignore_errors=True)
         model.to(dtype).save_pretrained(OUT / name, max_shard_size=shard_size)
         # read back, for the weights as they were rounded
         saved = transformers.AutoModelForCausalLM.from_pretrained(OUT / name, attn_implementation="eager",
@@ -160,10 +159,8 @@ def main():
         save_file(expected, OUT / name / "expected.safetensors")
         for path in (OUT / name).iterdir():
             path.chmod(0o644)
-        lines.append(f"{name} {expected['loss'].item():.9f} {expected['norm'].item():.9f}\n")
         size = sum(path.stat().st_size for path in (OUT / name).iterdir())
         print(f"{name}: {size / 1024:.0f} KiB, loss {expected['loss'].item():.6f}, norm {expected['norm'].item():.6f}")
-    (OUT / "losses.txt").write_text("".join(lines))
     positions_by_layer(tokens)
 
 
