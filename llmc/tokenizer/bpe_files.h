@@ -7,6 +7,7 @@ tokenizer.json.
     merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in GPT-2's order
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
     tokenizer.model        SentencePiece's (bpe_model.h)
+    .gguf                  a model of llama.cpp, with its tokenizer (bpe_gguf.h)
 
 Reading takes any of them, recognized by its content, or a directory: its tokenizer.json or, without
 one, its tokenizer.model, or else its merges.txt (a vocab.json beside it must agree). A file must be
@@ -73,13 +74,11 @@ void bpe_print_tokens(const Bpe* bpe, int V, FILE* file);
 // say no more.
 int bpe_is_like_gpt2(const Bpe* bpe);
 
-// Returns the name that GGUF has for how text is split and merged ("tokenizer.ggml.pre"); NULL:
-// none.
-const char* bpe_gguf_pre(const Bpe* bpe);
+// Writes how text is split, as tokenizer.json has it.
+void bpe_put_pattern(BpePattern pattern, FILE* file);
 
-// Sets the scores (V) of tokens of SentencePiece's kind, by which GGUF ranks merges: the highest is
-// first. Returns 0 if the merges have no such order.
-int bpe_gguf_scores(const Bpe* bpe, float* scores);
+// Writes the template around a text: a token before it, end-of-text if other programs put it there.
+void bpe_put_template(const char* name, size_t length, int id, FILE* file);
 
 // Prints the merges in the order of their ranks, "A B", one per line.
 void bpe_print_merges(const Bpe* bpe, FILE* file);
@@ -103,7 +102,8 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/json.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
-#include "llmc/tokenizer/bpe_spelling.h"
+#include "llmc/base/gguf_file.h"
+#include "llmc/tokenizer/bpe_gguf.h"
 #include "llmc/tokenizer/bpe_json.h"
 #include "llmc/tokenizer/bpe_model.h"
 
@@ -377,8 +377,7 @@ static void bpe_put_bytes_(int use_regex, FILE* file) {
         use_regex ? "true" : "false");
 }
 
-// Writes how text is split.
-static void bpe_put_pattern_(BpePattern pattern, FILE* file) {
+void bpe_put_pattern(BpePattern pattern, FILE* file) {
     const int is_sequence = pattern.style == BPE_CL100K || pattern.digits_first;
     fputs(is_sequence ? "{\"type\": \"Sequence\", \"pretokenizers\": [" : "", file);
     if (pattern.digits_first) {
@@ -395,21 +394,18 @@ static void bpe_put_pattern_(BpePattern pattern, FILE* file) {
     fputs(is_sequence ? "]}" : "", file);
 }
 
-// Writes the template around a text: end-of-text before it, if other programs put it there.
-static void bpe_put_template_(const Bpe* bpe, FILE* file) {
-    int length;
-    const char* eot = bpe_token(bpe, bpe->eot, &length);
+void bpe_put_template(const char* name, size_t length, int id, FILE* file) {
     fputs("{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": ", file);
-    json_print_string(file, eot, (size_t)length);
+    json_print_string(file, name, length);
     fputs(", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], \"pair\": [{\"Sequence\": "
           "{\"id\": "
           "\"A\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"B\", \"type_id\": 1}}], \"special_tokens\": {",
           file);
-    json_print_string(file, eot, (size_t)length);
+    json_print_string(file, name, length);
     fputs(": {\"id\": ", file);
-    json_print_string(file, eot, (size_t)length);
-    fprintf(file, ", \"ids\": [%d], \"tokens\": [", bpe->eot);
-    json_print_string(file, eot, (size_t)length);
+    json_print_string(file, name, length);
+    fprintf(file, ", \"ids\": [%d], \"tokens\": [", id);
+    json_print_string(file, name, length);
     fputs("]}}}", file);
 }
 
@@ -422,10 +418,12 @@ static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     bpe_put_added_(bpe, "{\"id\": ", ", \"content\": ", file);
     fprintf(file, "],\n\"normalizer\": %s,\n\"pre_tokenizer\": ",
             bpe->rules.pattern.normalizes ? "{\"type\": \"NFC\"}" : "null");
-    bpe_put_pattern_(bpe->rules.pattern, file);
+    bpe_put_pattern(bpe->rules.pattern, file);
     fputs(",\n\"post_processor\": ", file);
     if (bpe->has_template) {
-        bpe_put_template_(bpe, file);
+        int length;
+        const char* eot = bpe_token(bpe, bpe->eot, &length);
+        bpe_put_template(eot, (size_t)length, bpe->eot, file);
     } else {
         bpe_put_bytes_(1, file);
     }
@@ -498,6 +496,10 @@ int bpe_path(char path[PATH_MAX], const char* directory, const char* name) {
 }
 
 static void bpe_open_file_(Bpe* bpe, const char* path) {
+    if (gguf_is_file(path)) {
+        bpe_open_gguf(bpe, path);
+        return;
+    }
     BpeFile file = bpe_read_(path);
     bpe_open_data_(bpe, &file);
 }
@@ -710,52 +712,6 @@ uint64_t bpe_checksum(const Bpe* bpe) {
         bpe_hash_difference_(bpe, &hash);
     }
     return xxh64_value(&hash);
-}
-
-const char* bpe_gguf_pre(const Bpe* bpe) {
-    const BpePattern p = bpe->rules.pattern;
-    if (p.style == BPE_SENTENCE) {
-        float* scores = (float*)check_alloc((size_t)bpe->vocab_size, sizeof(float), "scores");
-        const int ok = bpe_gguf_scores(bpe, scores);
-        free(scores);
-        return ok ? "default" : NULL;
-    }
-    return p.style == BPE_CL100K && p.digits == 1   ? "qwen2"
-           : p.style == BPE_CL100K && p.digits == 3 ? (bpe->finds_pieces ? "llama-bpe" : "dbrx")
-           : p.style == BPE_CL100K                  ? NULL
-           : p.digits_first                         ? (p.digits ? "smollm" : NULL)
-           : p.normalizes                           ? "olmo"
-                                                    : "gpt-2";
-}
-
-// GGUF joins any two tokens whose union is one, so each such pair must be a merge, and all merges
-// of a token stand together. Words are cut out first.
-int bpe_gguf_scores(const Bpe* bpe, float* scores) {
-    const int* made = bpe->pairs.made;
-    BpeListed_* ways = NULL;
-    size_t room = 0;
-    int score = 0, ok = 1;
-    memset(scores, 0, (size_t)bpe->vocab_size * sizeof(float));
-    for (int rank = 0; rank < bpe->num_ranks; rank++) {
-        if (bpe->tokens[made[rank]].kind == BPE_TOKEN && (rank == 0 || made[rank] != made[rank - 1])) {
-            ok &= scores[made[rank]] == 0;
-            scores[made[rank]] = (float)--score;
-        }
-    }
-    for (int id = 0; id < bpe->vocab_size && ok; id++) {
-        const BpeToken_ token = bpe->tokens[id];
-        ways = (BpeListed_*)check_reserve(ways, &room, token.length, sizeof(BpeListed_), "merges");
-        const size_t count = token.kind == BPE_TOKEN ? bpe_ways(bpe, id, 0, ways) : 0;
-        for (size_t i = 0; i < count; i++) {
-            const int rank = bpe_pair_(&bpe->pairs, ways[i].left, ways[i].right);
-            ok &= rank != BPE_NONE_ && made[rank] == id;
-        }
-        if (token.kind == BPE_TOKEN && scores[id] == 0) { // a character
-            scores[id] = (float)(score - 1);
-        }
-    }
-    free(ways);
-    return ok;
 }
 
 void bpe_print_tokens(const Bpe* bpe, int V, FILE* file) {

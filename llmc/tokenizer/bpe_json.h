@@ -27,6 +27,9 @@ extern "C" {
 // Opens such a file, whose bytes the vocabulary takes over.
 void bpe_open_json(Bpe* bpe, const BpeFile* file);
 
+// Does the same with the facts of other files than those beside it; takes over their texts.
+void bpe_open_json_with(Bpe* bpe, const BpeFile* file, CardFiles* files);
+
 #ifdef __cplusplus
 }
 #endif
@@ -713,13 +716,10 @@ static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
 
 // ---- the vocabulary ----
 
-void bpe_open_json(Bpe* bpe, const BpeFile* file) {
-    char error[ERROR_BYTES], directory[PATH_MAX];
+void bpe_open_json_with(Bpe* bpe, const BpeFile* file, CardFiles* files) {
+    char error[ERROR_BYTES];
     BpeJson_ v;
-    CardFiles files;
     memset(&v, 0, sizeof(v));
-    file_directory_of(directory, file->path);
-    card_files_read(&files, directory);
     BpeKept copy = bpe_keep("tokenizer.json", file->data, file->bytes);
     v.json = json_reader(file->path, (char*)file->data, file->bytes, error);
     v.spelling = bpe_spelling();
@@ -731,7 +731,7 @@ void bpe_open_json(Bpe* bpe, const BpeFile* file) {
     bpe_check_json_(&v, file->path);
     bpe_add_json_eot_(&v);
     const size_t V = bpe_json_size_(&v, file->path);
-    const BpeAdded_* start = bpe_json_start_(&v, &files, file->path);
+    const BpeAdded_* start = bpe_json_start_(&v, files, file->path);
     bpe_open_ids_(bpe, file->path, file->data, V, start->id);
     for (size_t i = 0; i < v.num_added; i++) {
         v.pattern.cuts_words |= !v.added[i].is_special;
@@ -750,14 +750,22 @@ void bpe_open_json(Bpe* bpe, const BpeFile* file) {
     }
     if (v.has_model) {
         bpe->kept[bpe->num_kept++] = copy;
-        bpe_set_card(bpe, &files);
+        bpe_set_card(bpe, files);
     } else {
         free(copy.bytes);
     }
-    card_files_close(&files);
+    card_files_close(files);
     free(v.tokens);
     free(v.added);
     free(v.merges);
+}
+
+void bpe_open_json(Bpe* bpe, const BpeFile* file) {
+    char directory[PATH_MAX];
+    CardFiles files;
+    file_directory_of(directory, file->path);
+    card_files_read(&files, directory);
+    bpe_open_json_with(bpe, file, &files);
 }
 
 #endif // BPE_JSON_IMPLEMENTATION

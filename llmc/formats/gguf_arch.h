@@ -1,0 +1,222 @@
+/*
+gguf_arch.h -- architectures as llama.cpp knows them, and whether it computes a model.
+
+Its loaders choose much by the architecture alone: which layers have a window or rotary positions,
+the scale of scores. A model that differs is refused by name, because nothing in a file says so.
+*/
+#ifndef LLMC_GGUF_ARCH_H
+#define LLMC_GGUF_ARCH_H
+
+#include "llmc/model/families.h"
+#include "llmc/model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Rotary positions of layers with a window: as in other layers; with a base of their own, or that
+// of other layers, and never scaled.
+typedef enum { GGUF_ROPE_SAME, GGUF_ROPE_OWN, GGUF_ROPE_UNSCALED } GgufWindowRope;
+
+// Output layer: may be a matrix of its own; must be; cannot be.
+typedef enum { GGUF_HEAD_ANY, GGUF_HEAD_OWN, GGUF_HEAD_TIED } GgufHead;
+
+// Architecture, and what its loader demands.
+typedef struct {
+    const char* name; // NULL: not known
+    HeadOrder order;
+    int fills_channels; // 1: heads x head size are the channels
+    GgufHead head;
+    int has_llama3, has_longrope; // scalings by factors of each pair, which are tensors
+    int has_caps;                 // of scores and of logits: both
+    GgufWindowRope window_rope;
+    int unrotated_every; // every n-th layer does not turn; 0: all do
+    // every n-th layer has no window, the others have it; 0: it knows no windows
+    int full_every;
+    // only models of so many layers have them; 0: those with a window, -1: all
+    int windows_from_layers;
+    int large_layers; // a model of so many layers divides scores by sqrt(C / NH), not by sqrt(HS)
+} GgufArch;
+
+extern const GgufArch gguf_archs[ARCH_COUNT];
+
+// Returns n if in llama.cpp every n-th layer of such a model has no window and all others have it;
+// 0: it computes the model without windows.
+int gguf_full_every(ModelConfig cfg);
+
+// Returns n if every n-th layer does not turn; 0: all do.
+int gguf_unrotated_every(ModelConfig cfg);
+
+// Returns the factor of scores.
+float gguf_score_scale(ModelConfig cfg);
+
+// Returns 1 if llama.cpp computes such a model; if not, 0 and the reason in `error`.
+int gguf_check(ModelConfig cfg, char* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GGUF_ARCH_IMPLEMENTATION
+
+#include <math.h>
+
+#include "llmc/base/check.h"
+
+// clang-format off
+const GgufArch gguf_archs[ARCH_COUNT] = {
+    [ARCH_GPT2] =     {.name = "gpt2", .fills_channels = 1},
+    [ARCH_LLAMA] =    {.name = "llama", .has_llama3 = 1, .has_longrope = 1},
+    [ARCH_MISTRAL] =  {.name = "llama", .has_llama3 = 1, .has_longrope = 1},
+    [ARCH_MIXTRAL] =  {.name = "llama", .has_llama3 = 1, .has_longrope = 1},
+    [ARCH_QWEN2] =    {.name = "qwen2", .order = ORDER_HALVES, .fills_channels = 1},
+    [ARCH_QWEN3] =    {.name = "qwen3", .order = ORDER_HALVES},
+    [ARCH_ARCEE] =    {.name = "arcee", .has_llama3 = 1},
+    [ARCH_NANOCHAT] = {.name = NULL},
+    [ARCH_QWEN3MOE] = {.name = "qwen3moe", .order = ORDER_HALVES},
+    [ARCH_OLMOE] =    {.name = "olmoe", .order = ORDER_HALVES, .fills_channels = 1, .head = GGUF_HEAD_OWN},
+    [ARCH_GLM4MOE] =  {.name = "glm4moe", .order = ORDER_HALVES},
+    [ARCH_OLMO2] =    {.name = "olmo2", .order = ORDER_HALVES, .fills_channels = 1, .head = GGUF_HEAD_OWN},
+    [ARCH_OLMO3] =    {.name = "olmo2", .order = ORDER_HALVES, .fills_channels = 1, .head = GGUF_HEAD_OWN,
+                       .window_rope = GGUF_ROPE_UNSCALED, .full_every = 4},
+    [ARCH_GEMMA2] =   {.name = "gemma2", .order = ORDER_HALVES, .head = GGUF_HEAD_TIED, .has_caps = 1,
+                       .full_every = 2, .windows_from_layers = -1, .large_layers = 46},
+    [ARCH_GEMMA3] =   {.name = "gemma3", .order = ORDER_HALVES, .window_rope = GGUF_ROPE_OWN,
+                       .full_every = 6, .windows_from_layers = -1, .large_layers = 62},
+    [ARCH_GRANITE] =  {.name = "granite", .fills_channels = 1},
+    [ARCH_GRANITE4] = {.name = "granite", .fills_channels = 1},
+    [ARCH_SMOLLM3] =  {.name = "smollm3", .unrotated_every = 4},
+    [ARCH_EXAONE4] =  {.name = "exaone4", .order = ORDER_HALVES, .has_llama3 = 1, .unrotated_every = 4,
+                       .full_every = 4, .windows_from_layers = 64},
+    [ARCH_PHI3] =     {.name = "phi3", .order = ORDER_HALVES, .fills_channels = 1, .has_longrope = 1},
+    [ARCH_GLM4] =     {.name = "glm4", .fills_channels = 1},
+};
+// clang-format on
+
+int gguf_full_every(ModelConfig cfg) {
+    const GgufArch* arch = &gguf_archs[cfg.arch];
+    const int from = arch->windows_from_layers,
+              has_windows = from > 0 ? cfg.L == from : from < 0 || cfg.window > 0;
+    return has_windows ? arch->full_every : 0;
+}
+
+// EXAONE 4 turns all layers where it has no windows.
+int gguf_unrotated_every(ModelConfig cfg) {
+    const GgufArch* arch = &gguf_archs[cfg.arch];
+    return arch->windows_from_layers && gguf_full_every(cfg) == 0 ? 0 : arch->unrotated_every;
+}
+
+float gguf_score_scale(ModelConfig cfg) {
+    const int large = gguf_archs[cfg.arch].large_layers, is_large = large > 0 && cfg.L == large;
+    return 1 / sqrtf((float)(is_large ? cfg.C / cfg.NH : model_head_size(cfg)));
+}
+
+// Returns 1 if llama.cpp has the model's windows, or knows none.
+static int gguf_check_windows_(ModelConfig cfg, char* error) {
+    const int every = gguf_full_every(cfg);
+    for (int l = 0; l < cfg.L && every > 0; l++) {
+        const int slides = (l + 1) % every != 0;
+        if ((model_window(cfg, l) > 0) != slides) {
+            return error_set(error, "--export-gguf",
+                             "in llama.cpp layer %d of %s with %d layers %s; --out DIR works", l,
+                             gguf_archs[cfg.arch].name, cfg.L, slides ? "has a window" : "has no window");
+        }
+    }
+    return 1;
+}
+
+// Returns 1 if layers with a window have the rotary positions that llama.cpp gives them.
+static int gguf_has_window_rope_(ModelConfig cfg) {
+    const GgufWindowRope kind = gguf_archs[cfg.arch].window_rope;
+    const int has_own = cfg.window_rope_base > 0;
+    const RopeScaling scaling = has_own ? cfg.window_scaling : cfg.scaling;
+    const float base = has_own ? cfg.window_rope_base : model_rope_base(cfg);
+    const int is_unscaled =
+        scaling.kind == ROPE_PLAIN && (kind == GGUF_ROPE_OWN || base == model_rope_base(cfg));
+    return cfg.window == 0 || (kind == GGUF_ROPE_SAME ? !has_own : is_unscaled);
+}
+
+// Returns 1 if llama.cpp turns the same layers.
+static int gguf_check_unrotated_(ModelConfig cfg, char* error) {
+    const int every = gguf_unrotated_every(cfg);
+    for (int l = 0; l < cfg.L; l++) {
+        const int rests = every > 0 && (l + 1) % every == 0;
+        if (model_layer_bit(cfg.unrotated, l) != rests) {
+            return error_set(error, "--export-gguf", "in llama.cpp layer %d of %s %s; --out DIR works", l,
+                             gguf_archs[cfg.arch].name,
+                             rests ? "has no rotary positions" : "has rotary positions");
+        }
+    }
+    return 1;
+}
+
+// Returns 1 if llama.cpp has such rotary positions.
+static int gguf_check_rope_(ModelConfig cfg, char* error) {
+    const GgufArch* arch = &gguf_archs[cfg.arch];
+    const RopeScalingKind kind = cfg.scaling.kind;
+    if ((kind == ROPE_LLAMA3 && !arch->has_llama3) || (kind == ROPE_LONG && !arch->has_longrope)) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s has no factors of rotary positions; --out DIR works", arch->name);
+    }
+    if (cfg.scaling.is_exact) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp rounds the ends of yarn, and this model does not (truncate is false); "
+                         "--out DIR works");
+    }
+    if (!gguf_has_window_rope_(cfg)) {
+        return error_set(error, "--export-gguf", "in llama.cpp %s of %s %s; --out DIR works",
+                         arch->window_rope == GGUF_ROPE_OWN ? "layers" : "all layers", arch->name,
+                         arch->window_rope == GGUF_ROPE_SAME ? "have the same rotary positions"
+                         : arch->window_rope == GGUF_ROPE_OWN
+                             ? "with a window do not scale their positions"
+                             : "have the same rotary base, and those with a "
+                               "window do not scale it");
+    }
+    return gguf_check_unrotated_(cfg, error);
+}
+
+// Returns 1 if llama.cpp computes such scores and logits.
+static int gguf_check_scores_(ModelConfig cfg, char* error) {
+    const int has_scale = FAMILY_GRANITE >> cfg.arch & 1, has_caps = gguf_archs[cfg.arch].has_caps;
+    const char* word = model_architecture(cfg.arch)->word;
+    const float own = gguf_score_scale(cfg), scale = cfg.attention_scale > 0
+                                                         ? cfg.attention_scale
+                                                         : 1 / sqrtf((float)model_head_size(cfg));
+    if (scale != own && !has_scale) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s divides scores by %g, not by %g; --out DIR works", word,
+                         1 / (double)own, 1 / (double)scale);
+    }
+    if ((cfg.attention_softcap > 0) != has_caps || (cfg.softcap > 0) != has_caps) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s has %s caps of scores and of logits, not %g and %g; --out DIR works",
+                         word, has_caps ? "both" : "no", (double)cfg.attention_softcap, (double)cfg.softcap);
+    }
+    return 1;
+}
+
+int gguf_check(ModelConfig cfg, char* error) {
+    const GgufArch* arch = &gguf_archs[cfg.arch];
+    const char* word = model_architecture(cfg.arch)->word;
+    if (!arch->name) {
+        return error_set(error, "--export-gguf", "llama.cpp has no %s; --out DIR works", word);
+    }
+    if (arch->fills_channels && model_heads(cfg) != cfg.C) {
+        return error_set(
+            error, "--export-gguf",
+            "llama.cpp's %s has heads x head size = channels, not %d x %d of %d; wanted such a --head-size, "
+            "or --out DIR, which works",
+            word, cfg.NH, model_head_size(cfg), cfg.C);
+    }
+    if (arch->head != GGUF_HEAD_ANY && cfg.has_head != (arch->head == GGUF_HEAD_OWN)) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s has %s output layer of its own; wanted --own-head %s, or --out DIR, "
+                         "which works",
+                         word, cfg.has_head ? "no" : "an", cfg.has_head ? "off" : "on");
+    }
+    return gguf_check_scores_(cfg, error) && gguf_check_windows_(cfg, error) && gguf_check_rope_(cfg, error);
+}
+
+#endif // GGUF_ARCH_IMPLEMENTATION
+
+#endif
