@@ -1,14 +1,13 @@
 /*
-gguf_file.h -- a GGUF file in memory: its pairs, and the places of its tensors.
+gguf_file.h -- a GGUF file in memory: its pairs. gguf_tensors.h has its tensors.
 
     "GGUF", u32 2 or 3, u64 tensors, u64 pairs
     pairs             key, u32 type, value; an array: u32 type, u64 count, values
     tensor infos      name, u32 dimensions, u64 each (fastest first), u32 type, u64 offset in the data
     data              at a multiple of general.alignment, as each tensor is
 
-Little endian; a string is a u64 length and its bytes. The header is checked as a whole before any
-of it is used: counts, lengths, types, repeated keys. Names must have 1 to GGUF_NAME - 1 printable
-bytes. An error ends the program with one line.
+Little endian; a string is a u64 length and its bytes. Nothing is trusted: counts, lengths, types,
+repeated keys. Names must have 1 to GGUF_NAME - 1 printable bytes. An error ends the program.
 */
 #ifndef LLMC_GGUF_FILE_H
 #define LLMC_GGUF_FILE_H
@@ -20,7 +19,7 @@ bytes. An error ends the program with one line.
 extern "C" {
 #endif
 
-enum { GGUF_ALIGN = 32, GGUF_DIMS = 4, GGUF_NAME = 128, GGUF_MAX_NAMES = 1 << 17 };
+enum { GGUF_ALIGN = 32, GGUF_NAME = 128, GGUF_MAX_NAMES = 1 << 17 };
 
 // Types of values, as files number them: X(name, bytes; 0: not of a fixed size)
 // clang-format off
@@ -46,29 +45,23 @@ typedef struct {
 } GgufPair;
 
 typedef struct {
-    char name[GGUF_NAME];
-    int ndim;
-    size_t sizes[GGUF_DIMS]; // fastest first
-    uint32_t type;
-    uint64_t offset; // in the data
-} GgufTensor;
-
-typedef struct {
     const char* path;
     unsigned char* map;
     size_t bytes, at; // at: end of what was read
     GgufPair* pairs;  // sorted by name
-    size_t num_pairs;
-    GgufTensor* tensors;
-    size_t num_tensors;
-    size_t align, data; // begin of the data, which may lie beyond the file's end
+    size_t num_pairs, num_tensors;
 } GgufFile;
 
 // True if a file begins like GGUF.
 int gguf_is_file(const char* path);
 
+// Opens a file and reads its header up to the tensor infos.
 void gguf_file_open(GgufFile* f, const char* path);
 void gguf_file_close(GgufFile* f);
+
+// Read the next part of the header: a number of so many bytes, a name.
+uint64_t gguf_take_number(GgufFile* f, size_t bytes);
+void gguf_take_name(GgufFile* f, char name[GGUF_NAME]);
 
 // Returns the pair of this key; NULL: none.
 const GgufPair* gguf_pair(const GgufFile* f, const char* key);
@@ -108,14 +101,14 @@ static const unsigned char* gguf_take_(GgufFile* f, uint64_t bytes) {
     return f->map + f->at - bytes;
 }
 
-static uint64_t gguf_take_number_(GgufFile* f, size_t bytes) {
+uint64_t gguf_take_number(GgufFile* f, size_t bytes) {
     uint64_t value = 0;
     memcpy(&value, gguf_take_(f, bytes), bytes);
     return value;
 }
 
-static void gguf_take_name_(GgufFile* f, char name[GGUF_NAME]) {
-    const uint64_t length = gguf_take_number_(f, 8);
+void gguf_take_name(GgufFile* f, char name[GGUF_NAME]) {
+    const uint64_t length = gguf_take_number(f, 8);
     CHECK(0 < length && length < GGUF_NAME, "%s: a name has %llu bytes, wanted 1 to %d", f->path,
           (unsigned long long)length, GGUF_NAME - 1);
     memcpy(name, gguf_take_(f, length), length);
@@ -133,40 +126,39 @@ static size_t gguf_value_bytes_(GgufType type) {
 }
 
 static void gguf_take_pair_(GgufFile* f, GgufPair* pair) {
-    gguf_take_name_(f, pair->name);
-    uint64_t type = gguf_take_number_(f, 4);
+    gguf_take_name(f, pair->name);
+    uint64_t type = gguf_take_number(f, 4);
     pair->is_list = type == GGUF_ARRAY;
-    type = pair->is_list ? gguf_take_number_(f, 4) : type;
+    type = pair->is_list ? gguf_take_number(f, 4) : type;
     CHECK(type < GGUF_TYPES && type != GGUF_ARRAY,
           "%s: key %s has values of type %d, wanted numbers or strings", f->path, pair->name, (int)type);
     pair->type = (GgufType)type;
-    pair->count = pair->is_list ? gguf_take_number_(f, 8) : 1;
+    pair->count = pair->is_list ? gguf_take_number(f, 8) : 1;
     pair->values = f->map + f->at;
     const size_t bytes = gguf_value_bytes_(pair->type);
     CHECK(pair->count <= f->bytes, "%s: key %s: %zu values in %zu bytes", f->path, pair->name, pair->count,
           f->bytes);
     gguf_take_(f, pair->count * bytes);
     for (size_t i = 0; i < pair->count && bytes == 0; i++) {
-        gguf_take_(f, gguf_take_number_(f, 8));
+        gguf_take_(f, gguf_take_number(f, 8));
     }
-}
-
-static void gguf_take_tensor_(GgufFile* f, GgufTensor* t) {
-    gguf_take_name_(f, t->name);
-    const uint64_t ndim = gguf_take_number_(f, 4);
-    CHECK(0 < ndim && ndim <= GGUF_DIMS, "%s: tensor %s has %d dimensions, wanted 1 to %d", f->path, t->name,
-          (int)ndim, GGUF_DIMS);
-    t->ndim = (int)ndim;
-    for (int i = 0; i < t->ndim; i++) {
-        t->sizes[i] = gguf_take_number_(f, 8);
-    }
-    t->type = (uint32_t)gguf_take_number_(f, 4);
-    t->offset = gguf_take_number_(f, 8);
 }
 
 static int gguf_by_name_(const void* a, const void* b) { return strcmp((const char*)a, (const char*)b); }
 
-static void gguf_take_pairs_(GgufFile* f) {
+// Reads the header of a file in memory.
+static void gguf_parse_(GgufFile* f) {
+    const uint64_t magic = gguf_take_number(f, 4);
+    CHECK(magic == 0x46554747, "%s: magic number %#llx, wanted GGUF", f->path, (unsigned long long)magic);
+    const uint64_t version = gguf_take_number(f, 4);
+    CHECK(version == 2 || version == 3, "%s: version %llu of GGUF, wanted 2 or 3", f->path,
+          (unsigned long long)version);
+    f->num_tensors = gguf_take_number(f, 8);
+    f->num_pairs = gguf_take_number(f, 8);
+    CHECK(f->num_tensors <= GGUF_MAX_NAMES && f->num_pairs <= GGUF_MAX_NAMES,
+          "%s: %zu tensors and %zu pairs, wanted at most %d", f->path, f->num_tensors, f->num_pairs,
+          GGUF_MAX_NAMES);
+    f->pairs = (GgufPair*)check_alloc(f->num_pairs + 1, sizeof(GgufPair), f->path);
     for (size_t i = 0; i < f->num_pairs; i++) {
         gguf_take_pair_(f, &f->pairs[i]);
     }
@@ -175,32 +167,6 @@ static void gguf_take_pairs_(GgufFile* f) {
         CHECK(strcmp(f->pairs[i - 1].name, f->pairs[i].name) != 0, "%s: key %s appears twice", f->path,
               f->pairs[i].name);
     }
-}
-
-// Reads the header of a file in memory.
-static void gguf_parse_(GgufFile* f) {
-    const uint64_t magic = gguf_take_number_(f, 4);
-    CHECK(magic == 0x46554747, "%s: magic number %#llx, wanted GGUF", f->path, (unsigned long long)magic);
-    const uint64_t version = gguf_take_number_(f, 4);
-    CHECK(version == 2 || version == 3, "%s: version %llu of GGUF, wanted 2 or 3", f->path,
-          (unsigned long long)version);
-    f->num_tensors = gguf_take_number_(f, 8);
-    f->num_pairs = gguf_take_number_(f, 8);
-    CHECK(f->num_tensors <= GGUF_MAX_NAMES && f->num_pairs <= GGUF_MAX_NAMES,
-          "%s: %zu tensors and %zu pairs, wanted at most %d", f->path, f->num_tensors, f->num_pairs,
-          GGUF_MAX_NAMES);
-    f->tensors = (GgufTensor*)check_alloc(f->num_tensors + 1, sizeof(GgufTensor), f->path);
-    f->pairs = (GgufPair*)check_alloc(f->num_pairs + 1, sizeof(GgufPair), f->path);
-    gguf_take_pairs_(f);
-    for (size_t i = 0; i < f->num_tensors; i++) {
-        gguf_take_tensor_(f, &f->tensors[i]);
-    }
-    const GgufPair* pair = gguf_pair(f, "general.alignment");
-    const double align = pair ? gguf_number(pair, 0) : GGUF_ALIGN;
-    CHECK(align >= 8 && align <= 1 << 20 && !((size_t)align & ((size_t)align - 1)),
-          "%s: general.alignment is %g, wanted a power of 2 from 8 on", f->path, align);
-    f->align = (size_t)align;
-    f->data = (f->at + f->align - 1) / f->align * f->align;
 }
 
 int gguf_is_file(const char* path) {
@@ -226,7 +192,6 @@ void gguf_file_close(GgufFile* f) {
         munmap(f->map, f->bytes);
     }
     free(f->pairs);
-    free(f->tensors);
 }
 
 // ---- pairs ----
@@ -237,29 +202,21 @@ const GgufPair* gguf_pair(const GgufFile* f, const char* key) {
 
 double gguf_number(const GgufPair* pair, size_t i) {
     const size_t bytes = pair && i < pair->count ? gguf_value_bytes_(pair->type) : 0;
+    const int signed_types = 1 << GGUF_I8 | 1 << GGUF_I16 | 1 << GGUF_I32 | 1 << GGUF_I64;
     uint64_t bits = 0;
-    float real;
-    double wide;
+    float single;
+    double real;
     if (bytes == 0) {
-        return NAN;
+        return (double)NAN;
     }
     memcpy(&bits, pair->values + i * bytes, bytes);
+    memcpy(&single, &bits, sizeof(single));
     memcpy(&real, &bits, sizeof(real));
-    memcpy(&wide, &bits, sizeof(wide));
     const int left = 64 - 8 * (int)bytes; // shifted there and back, bits get their sign
-    switch (pair->type) {
-    case GGUF_I8:
-    case GGUF_I16:
-    case GGUF_I32:
-    case GGUF_I64:
-        return (double)((int64_t)(bits << left) >> left);
-    case GGUF_FLOAT:
-        return (double)real;
-    case GGUF_DOUBLE:
-        return wide;
-    default:
-        return (double)bits;
-    }
+    return pair->type == GGUF_FLOAT         ? (double)single
+           : pair->type == GGUF_DOUBLE      ? real
+           : signed_types >> pair->type & 1 ? (double)((int64_t)(bits << left) >> left)
+                                            : (double)bits;
 }
 
 GgufText gguf_text(const GgufPair* pair, size_t* at) {

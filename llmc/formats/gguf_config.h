@@ -54,31 +54,26 @@ static const GgufPair* gguf_own_pair_(const GgufFile* f, const char* name, const
     return gguf_pair(f, own);
 }
 
-static int gguf_scaling_of_(const GgufConfig_* c, const GgufPair* pair) {
+static double gguf_scaling_of_(const GgufPair* pair) {
     for (int kind = 0; kind < ROPE_KINDS; kind++) {
         const char* word = gguf_scaling_word((RopeScalingKind)kind);
         if (word && gguf_pair_is(pair, word)) {
             return kind;
         }
     }
-    CHECK(0, "%s: %s is not one of none, linear, yarn and longrope", c->f->path, pair->name);
-    return 0;
+    return (double)NAN;
 }
 
-// Returns every how many layers one has no window, as the architecture does; 0: there are no
-// windows.
-static double gguf_layers_of_(const GgufConfig_* c, const GgufPair* pair) {
-    const int every = gguf_archs[c->arch].full_every;
-    int any = 0;
+// Returns every how many layers one has no window, if a list is that of the architecture; 0: there
+// are no windows; NAN: the list is another one.
+static double gguf_layers_of_(const GgufPair* pair, int every) {
+    int any = 0, is_own = every > 0;
     for (size_t l = 0; l < pair->count; l++) {
-        any |= gguf_number(pair, l) != 0;
+        const int slides = gguf_number(pair, l) != 0;
+        any |= slides;
+        is_own = is_own && slides == ((l + 1) % (size_t)every != 0);
     }
-    for (size_t l = 0; l < pair->count && any && pair->is_list; l++) {
-        const int slides = every > 0 && (l + 1) % (size_t)every != 0;
-        CHECK((gguf_number(pair, l) != 0) == slides, "%s: %s: layer %zu has %s window, and in %s it has %s",
-              c->f->path, pair->name, l, slides ? "no" : "a", c->name, slides ? "one" : "none");
-    }
-    return pair->is_list ? (any ? every : 0) : gguf_number(pair, 0);
+    return !pair->is_list ? gguf_number(pair, 0) : !any ? 0 : is_own ? every : (double)NAN;
 }
 
 static void gguf_read_value_(GgufConfig_* c, int i) {
@@ -88,11 +83,14 @@ static void gguf_read_value_(GgufConfig_* c, int i) {
     if (!pair) {
         return;
     }
-    const double value = key->kind == GGUF_SCALING  ? gguf_scaling_of_(c, pair)
-                         : key->kind == GGUF_LAYERS ? gguf_layers_of_(c, pair)
+    const double value = key->kind == GGUF_SCALING  ? gguf_scaling_of_(pair)
+                         : key->kind == GGUF_LAYERS ? gguf_layers_of_(pair, gguf_archs[c->arch].full_every)
+                         : pair->is_list            ? (double)NAN
                                                     : gguf_number(pair, 0);
-    CHECK(isfinite(value) && (!pair->is_list || key->kind == GGUF_LAYERS),
-          "%s: %s is not a number, wanted one for all layers", c->f->path, pair->name);
+    CHECK(isfinite(value), "%s: %s: wanted %s", c->f->path, pair->name,
+          key->kind == GGUF_SCALING  ? "none, linear, yarn or longrope"
+          : key->kind == GGUF_LAYERS ? "windows in the layers that have them in llama.cpp"
+                                     : "one number for all layers");
     c->has[i] = 1;
     if (key->kind == GGUF_REAL) {
         *(float*)(void*)member = (float)value;
@@ -101,15 +99,6 @@ static void gguf_read_value_(GgufConfig_* c, int i) {
     CHECK(value >= 0 && value < INT_MAX && value == floor(value), "%s: %s is %g, wanted a size", c->f->path,
           pair->name, value);
     *(int*)(void*)member = (int)value;
-}
-
-// True if no architecture before this one has its name.
-static int gguf_is_new_name_(int arch) {
-    int i = 0;
-    while (!gguf_archs[i].name || strcmp(gguf_archs[i].name, gguf_archs[arch].name) != 0) {
-        i++;
-    }
-    return i == arch;
 }
 
 // Finds the architecture: with the file's experts, and with its window.
@@ -121,7 +110,7 @@ static Arch gguf_find_arch_(const GgufFile* f) {
     for (int i = 0; i < ARCH_COUNT; i++) {
         const char* name = gguf_archs[i].name;
         const size_t used = strlen(known);
-        if (name && gguf_is_new_name_(i)) {
+        if (name && (i == 0 || !gguf_archs[i - 1].name || strcmp(gguf_archs[i - 1].name, name) != 0)) {
             snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", name);
         }
         if (name && gguf_pair_is(pair, name)) {
@@ -138,13 +127,17 @@ static Arch gguf_find_arch_(const GgufFile* f) {
     return arch;
 }
 
-// ---- the configuration ----
+// ---- rotary positions ----
 
-// Sets out to the divisors of frequencies of a tensor.
-static void gguf_read_factors_(const GgufConfig_* c, const char* name, size_t pairs, float* out) {
+// Sets out to the divisors of frequencies of a tensor. Returns 0 if the file does not have it.
+static int gguf_read_factors_(const GgufConfig_* c, const char* name, size_t pairs, float* out) {
+    if (!safetensors_find(c->tensors, name)) {
+        return 0;
+    }
     CHECK(pairs <= ROPE_MAX_FACTORS, "%s: %zu rotary pairs, wanted at most %d", c->f->path, pairs,
           ROPE_MAX_FACTORS);
     safetensors_read_f32(safetensors_require(c->tensors, name, 1, &pairs), out);
+    return 1;
 }
 
 // True if a model has these divisors of frequencies, but for rounding.
@@ -162,48 +155,58 @@ static void gguf_find_llama3_(const GgufConfig_* c, ModelConfig* cfg) {
     const char* name = gguf_factors_name(ROPE_LLAMA3, 0);
     const size_t pairs = (size_t)model_rope_dims(*cfg) / 2;
     float found[ROPE_MAX_FACTORS];
-    if (!safetensors_find(c->tensors, name)) {
+    if (!gguf_read_factors_(c, name, pairs, found)) {
         return;
     }
-    CHECK(gguf_archs[c->arch].has_llama3, "%s: tensor %s, which %s does not have", c->f->path, name, c->name);
-    gguf_read_factors_(c, name, pairs, found);
     const float last = found[pairs - 1], rounded = rintf(last * 64) / 64;
-    const float factor = fabsf(last - rounded) < 1e-5f * last ? rounded : last;
-    cfg->scaling = (RopeScaling){ROPE_LLAMA3, factor, 1, 4, 16, 0, 0};
+    cfg->scaling =
+        (RopeScaling){ROPE_LLAMA3, fabsf(last - rounded) < 1e-5f * last ? rounded : last, 1, 4, 16, 0, 0};
     while (cfg->scaling.original_context < 1 << 22 && !gguf_has_factors_(found, *cfg)) {
         cfg->scaling.original_context *= 2;
     }
-    CHECK(gguf_has_factors_(found, *cfg), "%s: tensor %s is not a scaling of llama3 with the ends 1 and 4",
-          c->f->path, name);
-    if (factor == 1) {
+    CHECK(gguf_archs[c->arch].has_llama3 && gguf_has_factors_(found, *cfg),
+          "%s: tensor %s is not a scaling of llama3 with the ends 1 and 4, or %s has none", c->f->path, name,
+          c->name);
+    if (cfg->scaling.factor == 1) {
         memset(&cfg->scaling, 0, sizeof(cfg->scaling));
     }
 }
 
-// Sets positions, and which layers have a window and turn, as llama.cpp knows them. Missing values
-// are its own.
-static void gguf_set_positions_(const GgufConfig_* c, ModelConfig* cfg) {
+static float gguf_or_(float value, float missing) { return value > 0 ? value : missing; }
+
+// Sets the scaling. Missing values are llama.cpp's.
+static void gguf_set_scaling_(const GgufConfig_* c, ModelConfig* cfg) {
     RopeScaling* s = &cfg->scaling;
     if (s->kind == ROPE_PLAIN) {
-        memset(s, 0, sizeof(*s));
+        memset(s, 0, sizeof(*s)); // the other keys mean nothing
         gguf_find_llama3_(c, cfg);
-    } else {
-        s->factor = s->factor > 0 ? s->factor : 1;
+        return;
     }
+    s->factor = gguf_or_(s->factor, 1);
     if (s->kind >= ROPE_YARN) {
+        const double own = gguf_own_attention(s->kind, (double)s->factor);
         s->original_context = s->original_context > 0 ? s->original_context : cfg->max_T;
-        s->attention = (float)((s->attention > 0 ? (double)s->attention : 1) *
-                               gguf_own_attention(s->kind, (double)s->factor));
+        s->attention = (float)((double)gguf_or_(s->attention, 1) * own);
     }
     if (s->kind == ROPE_YARN) {
-        s->high_freq_factor = s->high_freq_factor > 0 ? s->high_freq_factor : 32;
-        s->low_freq_factor = s->low_freq_factor > 0 ? s->low_freq_factor : 1;
-    } else if (s->kind == ROPE_LONG) {
-        const size_t pairs = (size_t)model_rope_dims(*cfg) / 2;
-        gguf_read_factors_(c, gguf_factors_name(ROPE_LONG, 0), pairs, cfg->rope_factors.far);
-        gguf_read_factors_(c, gguf_factors_name(ROPE_LONG, 1), pairs, cfg->rope_factors.near);
+        s->high_freq_factor = gguf_or_(s->high_freq_factor, 32);
+        s->low_freq_factor = gguf_or_(s->low_freq_factor, 1);
     }
+    for (int i = 0; i < GGUF_FACTORS && s->kind == ROPE_LONG; i++) {
+        const char* name = gguf_factors_name(ROPE_LONG, i);
+        CHECK(gguf_read_factors_(c, name, (size_t)model_rope_dims(*cfg) / 2,
+                                 i == 0 ? cfg->rope_factors.far : cfg->rope_factors.near),
+              "%s: no tensor %s", c->f->path, name);
+    }
+}
+
+// Sets which layers have a window, their positions, and which layers turn, as llama.cpp knows them.
+static void gguf_set_layers_(ModelConfig* cfg) {
+    const GgufWindowRope kind = gguf_archs[cfg->arch].window_rope;
     const int full_every = gguf_full_every(*cfg), rests_every = gguf_unrotated_every(*cfg);
+    const float base = kind == GGUF_ROPE_UNSCALED ? cfg->rope_base : gguf_or_(cfg->window_rope_base, 10000);
+    const int is_same = kind == GGUF_ROPE_SAME || (base == cfg->rope_base && cfg->scaling.kind == ROPE_PLAIN);
+    cfg->window_rope_base = is_same || cfg->window == 0 ? 0 : base;
     for (int l = 0; l < cfg->L; l++) {
         const int slides = cfg->window > 0 && (full_every == 0 || (l + 1) % full_every != 0),
                   rests = rests_every > 0 && (l + 1) % rests_every == 0;
@@ -212,60 +215,47 @@ static void gguf_set_positions_(const GgufConfig_* c, ModelConfig* cfg) {
     }
 }
 
-// Sets the base of layers with a window; 0: they have the same positions as others.
-static void gguf_set_window_base_(ModelConfig* cfg) {
-    const GgufWindowRope kind = gguf_archs[cfg->arch].window_rope;
-    const float base = kind == GGUF_ROPE_UNSCALED     ? cfg->rope_base
-                       : cfg->window_rope_base > 0 ? cfg->window_rope_base
-                                                   : 10000;
-    const int is_same = base == cfg->rope_base && cfg->scaling.kind == ROPE_PLAIN;
-    cfg->window_rope_base = kind == GGUF_ROPE_SAME || is_same || cfg->window == 0 ? 0 : base;
-}
+// ---- the configuration ----
 
-// Sets what the keys say of a model of another family than GPT-2, which implies it.
-static void gguf_set_family_(const GgufConfig_* c, ModelConfig* cfg) {
+// Sets the sizes that the keys give. GPT-2 implies the others.
+static void gguf_set_sizes_(const GgufConfig_* c, ModelConfig* cfg) {
     const GgufValues* v = &c->found;
-    const Arch arch = cfg->arch;
-    ModelConfig read = v->cfg;
-    read.arch = arch, read.V = cfg->V, read.Vp = cfg->Vp;
-    read.has_head = safetensors_find(c->tensors, "output.weight") != NULL;
-    read.KV = model_key_heads(read);
-    read.HS = read.HS > 0 || read.NH == 0 ? read.HS : read.C / read.NH;
-    read.rope_dims = read.rope_dims == read.HS ? 0 : read.rope_dims;
-    read.rope_base = model_rope_base(read);
-    read.F = v->expert_hidden > 0 ? v->expert_hidden : read.F;
-    read.Fs = v->shared_experts < 1024 && read.F <= 1 << 20 ? v->shared_experts * read.F : -1;
-    read.router_factor = model_architecture(arch)->router == ROUTER_SIGMOID ? read.router_factor : 0;
-    if (gguf_archs[arch].has_caps) { // Gemma 2's
-        read.attention_softcap = read.attention_softcap > 0 ? read.attention_softcap : 50;
-        read.softcap = read.softcap > 0 ? read.softcap : 30;
+    const SafeTensorsView* words = safetensors_find(c->tensors, "token_embd.weight");
+    CHECK(words && words->ndim == 2 && words->shape[0] < INT_MAX - MODEL_VOCAB_ALIGN,
+          "%s: no tensor token_embd.weight of 2 dimensions", c->f->path);
+    *cfg = v->cfg;
+    cfg->arch = c->arch;
+    cfg->V = (int)words->shape[0];
+    cfg->Vp = model_padded_vocab(cfg->V);
+    cfg->F = c->arch == ARCH_GPT2 ? 0 : v->expert_hidden > 0 ? v->expert_hidden : cfg->F;
+    CHECK(c->arch == ARCH_GPT2 || cfg->F > 0, "%s: no hidden units", c->f->path);
+    if (c->arch != ARCH_GPT2) {
+        cfg->has_head = safetensors_find(c->tensors, "output.weight") != NULL;
+        cfg->KV = model_key_heads(*cfg);
+        cfg->HS = cfg->HS > 0 || cfg->NH == 0 ? cfg->HS : cfg->C / cfg->NH;
+        cfg->rope_dims = cfg->rope_dims == cfg->HS ? 0 : cfg->rope_dims;
+        cfg->rope_base = model_rope_base(*cfg);
+        cfg->Fs = v->shared_experts < 1024 && cfg->F <= 1 << 20 ? v->shared_experts * cfg->F : -1;
     }
-    *cfg = read;
 }
 
 // Returns the configuration that the keys give.
 static ModelConfig gguf_config_of_(const GgufConfig_* c) {
-    const SafeTensorsView* words = safetensors_find(c->tensors, "token_embd.weight");
-    const ModelConfig* found = &c->found.cfg;
-    const int is_gpt2 = c->arch == ARCH_GPT2;
+    const GgufArch* arch = &gguf_archs[c->arch];
     char error[ERROR_BYTES];
-    ModelConfig cfg = {.arch = c->arch, .max_T = found->max_T, .C = found->C, .L = found->L, .NH = found->NH};
-    CHECK(words && words->ndim == 2 && words->shape[0] < INT_MAX - MODEL_VOCAB_ALIGN,
-          "%s: no tensor token_embd.weight of 2 dimensions", c->f->path);
-    cfg.V = (int)words->shape[0];
-    cfg.Vp = model_padded_vocab(cfg.V);
-    if (!is_gpt2) {
-        gguf_set_family_(c, &cfg);
-    }
-    CHECK(is_gpt2 || cfg.F > 0, "%s: no hidden units", c->f->path);
+    ModelConfig cfg;
+    gguf_set_sizes_(c, &cfg);
     CHECK(model_check_config(cfg, c->f->path, error), "%s", error);
-    if (!is_gpt2) {
-        gguf_set_positions_(c, &cfg);
-        gguf_set_window_base_(&cfg);
+    if (c->arch != ARCH_GPT2) {
+        gguf_set_scaling_(c, &cfg);
+        gguf_set_layers_(&cfg);
+        CHECK(cfg.window > 0 || gguf_full_every(cfg) == 0, "%s: no key %s.attention.sliding_window",
+              c->f->path, c->name);
         const float scale = gguf_score_scale(cfg), usual = 1 / sqrtf((float)cfg.HS);
-        cfg.attention_scale = FAMILY_GRANITE >> c->arch & 1 ? cfg.attention_scale
-                              : scale != usual              ? scale
-                                                            : 0;
+        cfg.attention_scale = FAMILY_GRANITE >> c->arch & 1 || scale == usual ? cfg.attention_scale : scale;
+        cfg.router_factor = model_architecture(c->arch)->router == ROUTER_SIGMOID ? cfg.router_factor : 0;
+        cfg.attention_softcap = arch->has_caps ? gguf_or_(cfg.attention_softcap, 50) : 0; // Gemma 2's
+        cfg.softcap = arch->has_caps ? gguf_or_(cfg.softcap, 30) : 0;
         CHECK(model_check_config(cfg, c->f->path, error), "%s", error);
     }
     return cfg;
@@ -283,51 +273,42 @@ static void gguf_check_values_(const GgufConfig_* c, ModelConfig cfg) {
         const double found = gguf_value(&c->found, key), wanted = gguf_value(&own, key);
         const size_t m = key->member;
         const int is_free =
-            m == GGUF_MEMBER_(cfg.max_T) || (m == GGUF_MEMBER_(cfg.F) && c->found.expert_hidden > 0) ||
-            (m == GGUF_MEMBER_(cfg.window_rope_base) && found == (double)model_rope_base(cfg)) ||
-            (m == GGUF_MEMBER_(cfg.router_factor) && found == 1);
+            m == GGUF_MEMBER(cfg.max_T) || (m == GGUF_MEMBER(cfg.F) && c->found.expert_hidden > 0) ||
+            (m == GGUF_MEMBER(cfg.window_rope_base) && found == (double)model_rope_base(cfg)) ||
+            (m == GGUF_MEMBER(cfg.router_factor) && found == 1);
         CHECK(!c->has[i] || is_free || fabs(found - wanted) <= 1e-6 * fabs(wanted),
               "%s: %s.%s is %g, and this program computes only %s with %g", c->f->path, c->name, key->key,
               found, c->name, wanted);
     }
 }
 
-// Returns the value of a key that changes nothing: NAN: any; 0 of keys that are not listed.
-static double gguf_neutral_(const char* key) {
-    static const struct {
-        const char* key;
-        double value;
-    } keys[] = {{"vocab_size", (double)NAN},
-                {"rope.scaling.finetuned", (double)NAN},
-                {"tensor_data_layout", (double)NAN},
-                {"attention.causal", 1},
-                {"expert_group_count", 1},
-                {"expert_group_used_count", 1},
-                {"rope.scale_linear", 1},
-                {"rope.scaling.yarn_attn_factor", 1},
-                {"rope.scaling.yarn_ext_factor", 1}};
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        if (strcmp(keys[i].key, key) == 0) {
-            return keys[i].value;
-        }
+// True for keys whose value changes nothing that we compute.
+static int gguf_is_neutral_(const char* key) {
+    static const char* const keys[] = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"};
+    size_t i = 0;
+    while (i < sizeof(keys) / sizeof(keys[0]) && strcmp(key, keys[i]) != 0) {
+        i++;
     }
-    return 0;
+    return i < sizeof(keys) / sizeof(keys[0]);
 }
 
-// Refuses keys of the architecture that are not in the table, unless they change nothing.
+// Refuses keys of the architecture that are not in the table, unless they switch something off: by
+// false, or by a number that is 0 or, for a factor or a group, 1.
 static void gguf_check_others_(const GgufConfig_* c) {
     const size_t length = strlen(c->name);
     for (const GgufPair* pair = c->f->pairs; pair < c->f->pairs + c->f->num_pairs; pair++) {
-        if (strncmp(pair->name, c->name, length) != 0 || pair->name[length] != '.') {
+        const char* key = pair->name + length + 1;
+        if (strncmp(pair->name, c->name, length) != 0 || pair->name[length] != '.' || gguf_is_neutral_(key)) {
             continue;
         }
-        const char* key = pair->name + length + 1;
         int i = 0;
         while (i < GGUF_KEYS && strcmp(gguf_keys[i].key, key) != 0) {
             i++;
         }
-        const double neutral = gguf_neutral_(key);
-        CHECK(i < GGUF_KEYS || isnan(neutral) || gguf_number(pair, 0) == neutral,
+        const double value = gguf_number(pair, 0);
+        const int is_off = value == 0 || (value == 1 && pair->type != GGUF_BOOL) ||
+                           (value == 1 && strcmp(key, "attention.causal") == 0);
+        CHECK(i < GGUF_KEYS || (is_off && !pair->is_list),
               "%s: %s changes what the model computes, which is not supported", c->f->path, pair->name);
     }
 }

@@ -51,51 +51,71 @@ int gguf_type_number(SafeTensorsDtype dtype) {
     }
 }
 
-static SafeTensorsDtype gguf_dtype_(const GgufFile* f, const GgufTensor* t) {
+static SafeTensorsDtype gguf_dtype_(const GgufFile* f, const char* tensor, uint64_t type) {
     static const char* const names[] = {
         "F32",   "F16",    "Q4_0", "Q4_1", "Q4_2", "Q4_3",    "Q5_0",   "Q5_1",    "Q8_0",  "Q8_1",   "Q2_K",
         "Q3_K",  "Q4_K",   "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
         "IQ2_S", "IQ4_XS", "I8",   "I16",  "I32",  "I64",     "F64",    "IQ1_M",   "BF16"};
-    const char* name = t->type < sizeof(names) / sizeof(names[0]) ? names[t->type] : "not known";
-    for (int dtype = 0; dtype <= SAFETENSORS_Q4_0; dtype++) {
-        if (gguf_type_number((SafeTensorsDtype)dtype) == (int)t->type) {
-            return (SafeTensorsDtype)dtype;
-        }
+    int dtype = 0;
+    while (dtype <= SAFETENSORS_Q4_0 && gguf_type_number((SafeTensorsDtype)dtype) != (int)type) {
+        dtype++;
     }
-    CHECK(0,
-          "%s: tensor %s is %s (type %u), wanted F32, F16, BF16, Q8_0 or Q4_0; llama.cpp's llama-quantize "
+    CHECK(dtype <= SAFETENSORS_Q4_0,
+          "%s: tensor %s is %s (type %d), wanted F32, F16, BF16, Q8_0 or Q4_0; llama.cpp's llama-quantize "
           "--allow-requantize writes these",
-          f->path, t->name, name, t->type);
-    return SAFETENSORS_F32;
+          f->path, tensor, type < sizeof(names) / sizeof(names[0]) ? names[type] : "not known", (int)type);
+    return (SafeTensorsDtype)dtype;
 }
 
-static SafeTensorsView gguf_view_(const GgufFile* f, const GgufTensor* t, const char* path) {
-    SafeTensorsView view = {.path = path, .name = t->name, .dtype = gguf_dtype_(f, t), .ndim = t->ndim};
-    for (int i = 0; i < t->ndim; i++) {
-        view.shape[i] = t->sizes[t->ndim - 1 - i];
+// Reads the info of a tensor. Returns its offset in the data.
+static uint64_t gguf_take_view_(GgufFile* f, SafeTensorsView* view, char name[GGUF_NAME]) {
+    gguf_take_name(f, name);
+    view->name = name;
+    const uint64_t ndim = gguf_take_number(f, 4);
+    CHECK(0 < ndim && ndim <= 4, "%s: tensor %s has %d dimensions, wanted 1 to 4", f->path, name, (int)ndim);
+    view->ndim = (int)ndim;
+    for (size_t i = ndim; i-- > 0;) {
+        view->shape[i] = gguf_take_number(f, 8);
     }
-    CHECK(safetensors_set_sizes(&view), "%s: tensor %s is too large", path, t->name);
-    CHECK(t->sizes[0] % safetensors_dtype_block(view.dtype) == 0,
-          "%s: tensor %s is %s with rows of %zu, wanted blocks of %zu", path, t->name,
-          safetensors_dtype_name(view.dtype), t->sizes[0], safetensors_dtype_block(view.dtype));
-    const size_t room = f->data < f->bytes ? f->bytes - f->data : 0;
-    CHECK(t->offset % f->align == 0 && t->offset <= room && view.bytes <= room - t->offset,
-          "%s: tensor %s has %zu bytes at %llu of the data, wanted them among %zu, at a multiple of %zu", path,
-          t->name, view.bytes, (unsigned long long)t->offset, room, f->align);
-    view.data = f->map + f->data + t->offset;
-    return view;
+    view->dtype = gguf_dtype_(f, name, gguf_take_number(f, 4));
+    const size_t row = view->shape[ndim - 1], block = safetensors_dtype_block(view->dtype);
+    CHECK(safetensors_set_sizes(view), "%s: tensor %s is too large", f->path, name);
+    CHECK(row % block == 0, "%s: tensor %s is %s with rows of %zu, wanted blocks of %zu", f->path, name,
+          safetensors_dtype_name(view->dtype), row, block);
+    return gguf_take_number(f, 8);
+}
+
+// Sets the places of tensors, whose offsets in the data are known.
+static void gguf_place_(const GgufFile* f, SafeTensors* st, const uint64_t* offsets) {
+    const GgufPair* pair = gguf_pair(f, "general.alignment");
+    const double number = pair ? gguf_number(pair, 0) : GGUF_ALIGN;
+    CHECK(number >= 8 && number <= 1 << 20 && !((size_t)number & ((size_t)number - 1)),
+          "%s: general.alignment is %g, wanted a power of 2 from 8 on", f->path, number);
+    const size_t align = (size_t)number, data = (f->at + align - 1) / align * align,
+                 room = data < f->bytes ? f->bytes - data : 0;
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        SafeTensorsView* view = &st->tensors[i];
+        CHECK(offsets[i] % align == 0 && offsets[i] <= room && view->bytes <= room - offsets[i],
+              "%s: tensor %s has %zu bytes at %llu of the data, wanted them among %zu, at a multiple of %zu",
+              f->path, view->name, view->bytes, (unsigned long long)offsets[i], room, align);
+        view->data = f->map + data + offsets[i];
+    }
 }
 
 SafeTensors gguf_tensors(GgufFile* f) {
     SafeTensors st = {.path = strdup(f->path), .map = f->map, .map_bytes = f->bytes};
-    st.header = (unsigned char*)f->tensors; // it has the names
     st.num_tensors = f->num_tensors;
     st.tensors = (SafeTensorsView*)check_alloc(st.num_tensors + 1, sizeof(SafeTensorsView), f->path);
+    st.header = (unsigned char*)check_alloc(st.num_tensors + 1, GGUF_NAME, f->path); // the names
+    uint64_t* offsets = (uint64_t*)check_alloc(st.num_tensors + 1, sizeof(uint64_t), f->path);
     for (size_t i = 0; i < st.num_tensors; i++) {
-        st.tensors[i] = gguf_view_(f, &f->tensors[i], st.path);
+        st.tensors[i].path = st.path;
+        offsets[i] = gguf_take_view_(f, &st.tensors[i], (char*)st.header + i * GGUF_NAME);
     }
+    gguf_place_(f, &st, offsets);
+    free(offsets);
     CHECK(safetensors_sort_names(&st), "%s", st.error);
-    f->map = NULL, f->bytes = 0, f->tensors = NULL;
+    f->map = NULL;
     return st;
 }
 

@@ -74,12 +74,6 @@ void bpe_print_tokens(const Bpe* bpe, int V, FILE* file);
 // say no more.
 int bpe_is_like_gpt2(const Bpe* bpe);
 
-// Writes how text is split, as tokenizer.json has it.
-void bpe_put_pattern(BpePattern pattern, FILE* file);
-
-// Writes the template around a text: a token before it, end-of-text if other programs put it there.
-void bpe_put_template(const char* name, size_t length, int id, FILE* file);
-
 // Prints the merges in the order of their ranks, "A B", one per line.
 void bpe_print_merges(const Bpe* bpe, FILE* file);
 
@@ -377,7 +371,8 @@ static void bpe_put_bytes_(int use_regex, FILE* file) {
         use_regex ? "true" : "false");
 }
 
-void bpe_put_pattern(BpePattern pattern, FILE* file) {
+// Writes how text is split.
+static void bpe_put_pattern_(BpePattern pattern, FILE* file) {
     const int is_sequence = pattern.style == BPE_CL100K || pattern.digits_first;
     fputs(is_sequence ? "{\"type\": \"Sequence\", \"pretokenizers\": [" : "", file);
     if (pattern.digits_first) {
@@ -394,18 +389,21 @@ void bpe_put_pattern(BpePattern pattern, FILE* file) {
     fputs(is_sequence ? "]}" : "", file);
 }
 
-void bpe_put_template(const char* name, size_t length, int id, FILE* file) {
+// Writes the template around a text: end-of-text before it, if other programs put it there.
+static void bpe_put_template_(const Bpe* bpe, FILE* file) {
+    int length;
+    const char* eot = bpe_token(bpe, bpe->eot, &length);
     fputs("{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": ", file);
-    json_print_string(file, name, length);
+    json_print_string(file, eot, (size_t)length);
     fputs(", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], \"pair\": [{\"Sequence\": "
           "{\"id\": "
           "\"A\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"B\", \"type_id\": 1}}], \"special_tokens\": {",
           file);
-    json_print_string(file, name, length);
+    json_print_string(file, eot, (size_t)length);
     fputs(": {\"id\": ", file);
-    json_print_string(file, name, length);
-    fprintf(file, ", \"ids\": [%d], \"tokens\": [", id);
-    json_print_string(file, name, length);
+    json_print_string(file, eot, (size_t)length);
+    fprintf(file, ", \"ids\": [%d], \"tokens\": [", bpe->eot);
+    json_print_string(file, eot, (size_t)length);
     fputs("]}}}", file);
 }
 
@@ -418,12 +416,10 @@ static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     bpe_put_added_(bpe, "{\"id\": ", ", \"content\": ", file);
     fprintf(file, "],\n\"normalizer\": %s,\n\"pre_tokenizer\": ",
             bpe->rules.pattern.normalizes ? "{\"type\": \"NFC\"}" : "null");
-    bpe_put_pattern(bpe->rules.pattern, file);
+    bpe_put_pattern_(bpe->rules.pattern, file);
     fputs(",\n\"post_processor\": ", file);
     if (bpe->has_template) {
-        int length;
-        const char* eot = bpe_token(bpe, bpe->eot, &length);
-        bpe_put_template(eot, (size_t)length, bpe->eot, file);
+        bpe_put_template_(bpe, file);
     } else {
         bpe_put_bytes_(1, file);
     }

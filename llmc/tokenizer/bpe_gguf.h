@@ -1,6 +1,6 @@
 /*
-bpe_gguf.h -- a tokenizer in a GGUF file, as text of another format: tokenizer.json (bpe_json.h) or
-SentencePiece's tokenizer.model (bpe_model.h). Both are kept, and so written with the model.
+bpe_gguf.h -- a tokenizer in a GGUF file, as the contents of another: of a tokenizer.json (bpe_json.h),
+or of SentencePiece's tokenizer.model (bpe_model.h), which is kept.
 
     tokenizer.ggml.model        "gpt2": byte-level BPE; "llama": SentencePiece's BPE
     tokenizer.ggml.pre          how text is split, of byte-level BPE
@@ -48,9 +48,7 @@ void bpe_open_gguf(Bpe* bpe, const char* path);
 
 #include "llmc/base/check.h"
 #include "llmc/base/gguf_file.h"
-#include "llmc/base/json.h"
 #include "llmc/base/text_buffer.h"
-#include "llmc/tokenizer/bpe_files.h"
 #include "llmc/tokenizer/bpe_json.h"
 #include "llmc/tokenizer/bpe_model.h"
 #include "llmc/tokenizer/bpe_sentence.h"
@@ -200,20 +198,14 @@ static int bpe_gguf_is_on_(const BpeGguf_* g, const char* key, int missing) {
     return pair ? gguf_number(pair, 0) != 0 : missing;
 }
 
-static GgufText bpe_gguf_token_(const BpeGguf_* g, size_t id) {
+// Returns the text of a token, which the caller frees; NULL: it does not exist.
+static char* bpe_gguf_name_(const BpeGguf_* g, size_t id) {
     GgufText token = {"", 0};
     size_t at = 0;
-    for (size_t i = 0; i <= id; i++) {
+    for (size_t i = 0; id < g->count && i <= id; i++) {
         token = gguf_text(g->tokens, &at);
     }
-    return token;
-}
-
-// Returns a copy of a text; NULL: it is empty.
-static char* bpe_gguf_copy_(GgufText text) {
-    char* copy = text.length > 0 ? strndup(text.text, text.length) : NULL;
-    CHECK(copy || text.length == 0, "a text in a GGUF file: no memory");
-    return copy;
+    return token.length > 0 ? strndup(token.text, token.length) : NULL;
 }
 
 static CardFiles bpe_gguf_card_(const BpeGguf_* g) {
@@ -224,89 +216,78 @@ static CardFiles bpe_gguf_card_(const BpeGguf_* g) {
     files.start = bpe_gguf_id_(g, "bos");
     files.pad = bpe_gguf_id_(g, "padding");
     files.has_names = 1;
-    files.bos = files.start != SIZE_MAX ? bpe_gguf_copy_(bpe_gguf_token_(g, files.start)) : NULL;
+    files.bos = bpe_gguf_name_(g, files.start);
+    files.eos = bpe_gguf_name_(g, bpe_gguf_id_(g, ends[0]));
     for (int i = 0; i < 3; i++) {
-        const size_t id = bpe_gguf_id_(g, ends[i]);
-        files.eos = id != SIZE_MAX && i == 0 ? bpe_gguf_copy_(bpe_gguf_token_(g, id)) : files.eos;
-        files.ends[files.num_ends] = id;
-        files.num_ends += id != SIZE_MAX;
+        files.ends[files.num_ends] = bpe_gguf_id_(g, ends[i]);
+        files.num_ends += files.ends[files.num_ends] != SIZE_MAX;
     }
-    files.chat_template = bpe_gguf_copy_(gguf_text(gguf_pair(g->f, "tokenizer.chat_template"), &at));
+    const GgufText chat = gguf_text(gguf_pair(g->f, "tokenizer.chat_template"), &at);
+    files.chat_template = chat.length > 0 ? strndup(chat.text, chat.length) : NULL;
     return files;
 }
 
-// ---- byte-level BPE: the text of a tokenizer.json ----
+// ---- byte-level BPE ----
 
-// True for a word that is spelled as it is: merges may make it.
-static int bpe_gguf_is_visible_(GgufText word) {
-    size_t visible = 0;
-    while (visible < word.length && '!' <= word.text[visible] && word.text[visible] <= '~') {
-        visible++;
-    }
-    return visible == word.length;
+// Copies a text to the end of a buffer.
+static BpeSpan bpe_gguf_take_(GgufText text, unsigned char** end) {
+    const BpeSpan span = {(unsigned char*)memcpy(*end, text.text, text.length), text.length};
+    *end += text.length;
+    return span;
 }
 
-// Writes the vocabulary, tokens and words that merges may make; or names and words.
-static void bpe_gguf_put_tokens_(const BpeGguf_* g, int is_added, FILE* file) {
-    const char* comma = "";
+// Sets tokens, names and words. A word is also among the tokens: merges may make it, if both
+// spellings are the same.
+static void bpe_gguf_set_tokens_(const BpeGguf_* g, BpeJson* v, unsigned char** end) {
     size_t at = 0;
+    v->tokens = (BpeNamed*)check_alloc(g->count, sizeof(BpeNamed), g->f->path);
+    v->added = (BpeAdded*)check_alloc(g->count, sizeof(BpeAdded), g->f->path);
     for (size_t id = 0; id < g->count; id++) {
-        const GgufText token = gguf_text(g->tokens, &at);
-        const int type = bpe_gguf_type_(g, id);
-        if (is_added ? type == SPM_NORMAL
-                     : type != SPM_NORMAL && !(type == SPM_USER && bpe_gguf_is_visible_(token))) {
-            continue;
+        const BpeNamed token = {bpe_gguf_take_(gguf_text(g->tokens, &at), end), id};
+        const int type = bpe_gguf_type_(g, id), is_word = type == SPM_USER;
+        const BpeAdded added = {token.text, id, !is_word, 1, 0, 0, 0};
+        CHECK(token.text.length > 0, "%s: token %zu is empty", g->f->path, id);
+        if (type != SPM_NORMAL) {
+            v->added[v->num_added++] = added;
         }
-        fprintf(file, is_added ? "%s{\"id\": %zu, \"content\": " : "%s", comma, id);
-        json_print_string(file, token.text, token.length);
-        if (is_added) {
-            fprintf(file, BPE_HF_NOT_TRIMMED_ ", \"normalized\": false, \"special\": %s}",
-                    type == SPM_USER ? "false" : "true");
-        } else {
-            fprintf(file, ": %zu", id);
+        if (type == SPM_NORMAL || is_word) {
+            v->tokens[v->num_tokens++] = token;
         }
-        comma = ", ";
     }
 }
 
-static void bpe_gguf_put_merges_(const BpeGguf_* g, FILE* file) {
-    const GgufPair* merges = bpe_gguf_list_(g->f, "tokenizer.ggml.merges", 1);
+static void bpe_gguf_set_merges_(const GgufPair* merges, BpeJson* v, unsigned char** end) {
     size_t at = 0;
-    for (size_t i = 0; merges && i < merges->count; i++) {
-        const GgufText merge = gguf_text(merges, &at);
-        fputs(i ? ", " : "", file);
-        json_print_string(file, merge.text, merge.length);
+    v->merges = (BpeSpan(*)[2])check_alloc(merges->count + 1, sizeof(*v->merges), "merges");
+    for (; v->num_merges < merges->count; v->num_merges++) {
+        const BpeSpan both = bpe_gguf_take_(gguf_text(merges, &at), end);
+        v->merges[v->num_merges][0] = bpe_until(both.text, both.length, ' ');
+        v->merges[v->num_merges][1] = bpe_after_blank(both);
     }
 }
 
-// Writes the token that is put before each text. Not one that also ends texts: GGUF has it for
-// models that saw it before each document, and other programs do not.
-static void bpe_gguf_put_template_(const BpeGguf_* g, const CardFiles* card, int adds_start, FILE* file) {
-    if (card->bos && bpe_gguf_is_on_(g, "tokenizer.ggml.add_bos_token", adds_start) &&
-        card->start != bpe_gguf_id_(g, "eos")) {
-        bpe_put_template(card->bos, strlen(card->bos), (int)card->start, file);
-    } else {
-        fputs("null", file);
-    }
-}
-
-static void bpe_gguf_put_json_(const BpeGguf_* g, const CardFiles* card, FILE* file) {
+// Opens it as bpe_json.h does. A token that starts texts is put before each, unless it also ends
+// them: GGUF has it for models that saw it before each document, and other programs do not.
+static void bpe_gguf_open_bytes_(Bpe* bpe, const BpeGguf_* g, CardFiles* card) {
     const BpeGgufPre_* pre = bpe_gguf_find_pre_(g->f);
-    fputs("{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n\"added_tokens\": [", file);
-    bpe_gguf_put_tokens_(g, 1, file);
-    fprintf(file, "],\n\"normalizer\": %s,\n\"pre_tokenizer\": ",
-            pre->pattern.normalizes ? "{\"type\": \"NFC\"}" : "null");
-    bpe_put_pattern(pre->pattern, file);
-    fputs(",\n\"post_processor\": ", file);
-    bpe_gguf_put_template_(g, card, pre->finds_pieces, file);
-    fprintf(file,
-            ",\n\"decoder\": {\"type\": \"ByteLevel\"},\n"
-            "\"model\": {\"type\": \"BPE\", \"ignore_merges\": %s,\n\"vocab\": {",
-            pre->finds_pieces ? "true" : "false");
-    bpe_gguf_put_tokens_(g, 0, file);
-    fputs("},\n\"merges\": [", file);
-    bpe_gguf_put_merges_(g, file);
-    fputs("]}\n}\n", file);
+    const GgufPair* merges = bpe_gguf_list_(g->f, "tokenizer.ggml.merges", 1);
+    BpeJson v;
+    memset(&v, 0, sizeof(v));
+    CHECK(merges, "%s: no tokenizer.ggml.merges", g->f->path);
+    const BpeFile file = {g->f->path, (unsigned char*)check_alloc(g->f->at, 1, g->f->path), g->f->at};
+    unsigned char* end = file.data;
+    v.spelling = bpe_spelling();
+    v.has_model = v.is_bytes = v.has_pattern = 1;
+    v.pattern = pre->pattern;
+    v.finds_pieces = pre->finds_pieces;
+    bpe_gguf_set_tokens_(g, &v, &end);
+    bpe_gguf_set_merges_(merges, &v, &end);
+    if (bpe_gguf_is_on_(g, "tokenizer.ggml.add_bos_token", pre->finds_pieces) &&
+        card->start != bpe_gguf_id_(g, "eos")) {
+        v.start = card->bos;
+        v.num_starts = card->bos != NULL;
+    }
+    bpe_json_open_parts(bpe, &v, &file, card);
 }
 
 // ---- SentencePiece: the fields of a tokenizer.model (bpe_model.h) ----
@@ -354,30 +335,35 @@ static void spm_put_piece_(const BpeGguf_* g, size_t id, GgufText token, double 
     spm_put_message_(1, &piece, file);
 }
 
-static void bpe_gguf_put_model_(const BpeGguf_* g, FILE* file) {
+// Opens it as bpe_model.h does.
+static void bpe_gguf_open_pieces_(Bpe* bpe, const BpeGguf_* g, CardFiles* card) {
     static const char* const roles[] = {"bos", "eos", "padding"};
     const GgufPair* scores = bpe_gguf_list_(g->f, "tokenizer.ggml.scores", 0);
-    TextBuffer training, normalization;
+    TextBuffer model, training, normalization;
     size_t at = 0;
     CHECK(g->types && scores && scores->count == g->tokens->count,
           "%s: no tokenizer.ggml.token_type and tokenizer.ggml.scores of all tokens", g->f->path);
     CHECK(!bpe_gguf_is_on_(g, "tokenizer.ggml.remove_extra_whitespaces", 0),
           "%s: tokenizer.ggml.remove_extra_whitespaces is on, wanted it off", g->f->path);
+    text_buffer_open(&model, g->f->path);
     for (size_t id = 0; id < g->count; id++) {
-        spm_put_piece_(g, id, gguf_text(g->tokens, &at), gguf_number(scores, id), file);
+        spm_put_piece_(g, id, gguf_text(g->tokens, &at), gguf_number(scores, id), model.file);
     }
     text_buffer_open(&training, g->f->path);
     spm_put_number_(3, 2, training.file); // BPE
     for (int i = 0; i < 3; i++) {
         spm_put_number_(41 + i, (uint64_t)(int64_t)bpe_gguf_id_(g, roles[i]), training.file); // -1: none
     }
-    spm_put_message_(2, &training, file);
+    spm_put_message_(2, &training, model.file);
     text_buffer_open(&normalization, g->f->path);
     spm_put_bytes_(1, "identity", strlen("identity"), normalization.file);
     spm_put_number_(3, (uint64_t)bpe_gguf_is_on_(g, "tokenizer.ggml.add_space_prefix", 1),
                     normalization.file);
     spm_put_number_(4, 0, normalization.file);
-    spm_put_message_(3, &normalization, file);
+    spm_put_message_(3, &normalization, model.file);
+    char* text = text_buffer_close(&model);
+    const BpeFile file = {g->f->path, (unsigned char*)text, model.bytes};
+    bpe_model_open_with(bpe, &file, card);
 }
 
 // ---- any file ----
@@ -396,7 +382,6 @@ int bpe_gguf_is_in(const char* path) {
 
 void bpe_open_gguf(Bpe* bpe, const char* path) {
     GgufFile f;
-    TextBuffer text;
     size_t at = 0;
     gguf_file_open(&f, path);
     const GgufPair* model = gguf_pair(&f, "tokenizer.ggml.model");
@@ -407,20 +392,12 @@ void bpe_open_gguf(Bpe* bpe, const char* path) {
           path, name.length < 64 ? (int)name.length : 64, name.text);
     const BpeGguf_ parts = bpe_gguf_parts_(&f);
     CardFiles card = bpe_gguf_card_(&parts);
-    text_buffer_open(&text, path);
     if (is_sentence) {
-        bpe_gguf_put_model_(&parts, text.file);
+        bpe_gguf_open_pieces_(bpe, &parts, &card);
     } else {
-        bpe_gguf_put_json_(&parts, &card, text.file);
+        bpe_gguf_open_bytes_(bpe, &parts, &card);
     }
-    char* bytes = text_buffer_close(&text);
     gguf_file_close(&f);
-    const BpeFile file = {path, (unsigned char*)bytes, text.bytes};
-    if (is_sentence) {
-        bpe_model_open_with(bpe, &file, &card);
-    } else {
-        bpe_open_json_with(bpe, &file, &card);
-    }
 }
 
 #endif // BPE_GGUF_IMPLEMENTATION
