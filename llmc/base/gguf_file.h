@@ -155,9 +155,10 @@ static void gguf_parse_(GgufFile* f) {
           (unsigned long long)version);
     f->num_tensors = gguf_take_number(f, 8);
     f->num_pairs = gguf_take_number(f, 8);
-    CHECK(f->num_tensors <= GGUF_MAX_NAMES && f->num_pairs <= GGUF_MAX_NAMES,
-          "%s: %zu tensors and %zu pairs, wanted at most %d", f->path, f->num_tensors, f->num_pairs,
-          GGUF_MAX_NAMES);
+    const size_t room = f->bytes / 14, most = room < GGUF_MAX_NAMES ? room : GGUF_MAX_NAMES;
+    CHECK(f->num_tensors <= most && f->num_pairs <= most,
+          "%s: %zu tensors and %zu pairs in %zu bytes, wanted at most %zu", f->path, f->num_tensors,
+          f->num_pairs, f->bytes, most);
     f->pairs = (GgufPair*)check_alloc(f->num_pairs + 1, sizeof(GgufPair), f->path);
     for (size_t i = 0; i < f->num_pairs; i++) {
         gguf_take_pair_(f, &f->pairs[i]);

@@ -48,8 +48,8 @@ typedef struct {
     ModelConfig cfg;
     GgufDtype dtype;
     size_t at; // offset of the next byte
-    uint64_t pairs;
-    size_t data; // offset of the tensors
+    uint64_t tensors, pairs;
+    size_t data; // offset of the next tensor's data; then of the first in the file
 } GgufWriter;
 
 // Model in such a file.
@@ -151,43 +151,44 @@ static void gguf_pair_bool_(GgufWriter* w, const char* key, int value) {
     gguf_put_bytes_(w, &byte, 1);
 }
 
-// Writes the lines of a text as an array.
-static void gguf_pair_lines_(GgufWriter* w, const char* key, const char* text, size_t bytes) {
+// Starts a list of `count` values, which follow.
+static void gguf_list_(GgufWriter* w, const char* key, GgufType type, uint64_t count) {
+    gguf_key_(w, key, GGUF_ARRAY);
+    gguf_put_u32_(w, type);
+    gguf_put_u64_(w, count);
+}
+
+// Writes the tokens. Those of the model that the tokenizer lacks are called [PAD50257] and so on.
+static void gguf_put_tokens_(GgufWriter* w, const Bpe* bpe, int V) {
+    gguf_list_(w, "tokenizer.ggml.tokens", GGUF_STRING, (uint64_t)V);
+    for (int id = 0; id < V; id++) {
+        TextBuffer buffer;
+        text_buffer_open(&buffer, w->file.path);
+        if (id < bpe->vocab_size) {
+            bpe_print_token(bpe, id, buffer.file);
+        } else {
+            fprintf(buffer.file, "[PAD%d]", id);
+        }
+        char* text = text_buffer_close(&buffer);
+        gguf_put_string_(w, text, buffer.bytes);
+        free(text);
+    }
+}
+
+static void gguf_put_merges_(GgufWriter* w, const Bpe* bpe) {
+    TextBuffer buffer;
     uint64_t lines = 0;
-    for (size_t i = 0; i < bytes; i++) {
+    text_buffer_open(&buffer, w->file.path);
+    bpe_print_merges(bpe, buffer.file);
+    char* text = text_buffer_close(&buffer);
+    for (size_t i = 0; i < buffer.bytes; i++) {
         lines += text[i] == '\n';
     }
-    gguf_key_(w, key, GGUF_ARRAY);
-    gguf_put_u32_(w, GGUF_STRING);
-    gguf_put_u64_(w, lines);
-    for (size_t at = 0, length; at < bytes; at += length + 1) {
-        length = (size_t)((const char*)memchr(text + at, '\n', bytes - at) - (text + at));
+    gguf_list_(w, "tokenizer.ggml.merges", GGUF_STRING, lines);
+    for (size_t at = 0, length; at < buffer.bytes; at += length + 1) {
+        length = (size_t)((const char*)memchr(text + at, '\n', buffer.bytes - at) - (text + at));
         gguf_put_string_(w, text + at, length);
     }
-}
-
-// Prints the tokens. Those of the model that the tokenizer lacks are called [PAD50257] and so on.
-static void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
-    bpe_print_tokens(bpe, V, file);
-    for (int id = bpe->vocab_size; id < V; id++) {
-        fprintf(file, "[PAD%d]\n", id);
-    }
-}
-
-// Kinds of arrays of strings.
-typedef enum { GGUF_TOKENS_, GGUF_MERGES_ } GgufLines_;
-
-static void gguf_pair_tokenizer_(GgufWriter* w, GgufLines_ which, const Bpe* bpe, int V) {
-    TextBuffer buffer;
-    text_buffer_open(&buffer, w->file.path);
-    if (which == GGUF_TOKENS_) {
-        gguf_print_tokens_(bpe, V, buffer.file);
-    } else {
-        bpe_print_merges(bpe, buffer.file);
-    }
-    char* text = text_buffer_close(&buffer);
-    gguf_pair_lines_(w, which == GGUF_TOKENS_ ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges", text,
-                     buffer.bytes);
     free(text);
 }
 
@@ -232,28 +233,11 @@ static uint32_t gguf_token_type_(const Bpe* bpe, int id, int unknown) {
                               : SPM_NORMAL;
 }
 
-// Writes the tokens of SentencePiece's kind, which may have any characters, and their scores.
+// Writes what SentencePiece's kind has beside its tokens.
 static void gguf_put_sentence_(GgufWriter* w, const Bpe* bpe, int V) {
     float* scores = (float*)check_alloc((size_t)V + (size_t)bpe->vocab_size, sizeof(float), w->file.path);
     bpe_gguf_scores(bpe, scores);
-    gguf_key_(w, "tokenizer.ggml.tokens", GGUF_ARRAY);
-    gguf_put_u32_(w, GGUF_STRING);
-    gguf_put_u64_(w, (uint64_t)V);
-    for (int id = 0; id < V; id++) {
-        TextBuffer buffer;
-        text_buffer_open(&buffer, w->file.path);
-        if (id < bpe->vocab_size) {
-            bpe_print_sentence_token(bpe->tokens[id], buffer.file);
-        } else {
-            fprintf(buffer.file, "[PAD%d]", id);
-        }
-        char* text = text_buffer_close(&buffer);
-        gguf_put_string_(w, text, buffer.bytes);
-        free(text);
-    }
-    gguf_key_(w, "tokenizer.ggml.scores", GGUF_ARRAY);
-    gguf_put_u32_(w, GGUF_FLOAT);
-    gguf_put_u64_(w, (uint64_t)V);
+    gguf_list_(w, "tokenizer.ggml.scores", GGUF_FLOAT, (uint64_t)V);
     gguf_put_bytes_(w, scores, (size_t)V * sizeof(float));
     gguf_pair_bool_(w, "tokenizer.ggml.add_space_prefix", bpe_puts_blank(bpe));
     gguf_pair_bool_(w, "tokenizer.ggml.remove_extra_whitespaces", 0);
@@ -270,19 +254,16 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, const ModelCard* 
     const int is_sentence = bpe->rules.pattern.style == BPE_SENTENCE, unknown = gguf_unknown_(bpe);
     gguf_pair_string_(w, "tokenizer.ggml.model", is_sentence ? "llama" : "gpt2");
     gguf_pair_string_(w, "tokenizer.ggml.pre", bpe_gguf_pre(bpe));
+    gguf_put_tokens_(w, bpe, V);
     if (is_sentence) {
         gguf_put_sentence_(w, bpe, V);
-    } else {
-        gguf_pair_tokenizer_(w, GGUF_TOKENS_, bpe, V);
     }
-    gguf_key_(w, "tokenizer.ggml.token_type", GGUF_ARRAY);
-    gguf_put_u32_(w, GGUF_I32);
-    gguf_put_u64_(w, (uint64_t)V);
+    gguf_list_(w, "tokenizer.ggml.token_type", GGUF_I32, (uint64_t)V);
     for (int id = 0; id < V; id++) {
         gguf_put_u32_(w, gguf_token_type_(bpe, id, unknown));
     }
     if (!is_sentence) {
-        gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
+        gguf_put_merges_(w, bpe);
     }
     gguf_put_card_(w, bpe, card);
     gguf_pair_bool_(w, "tokenizer.ggml.add_bos_token", start == GGUF_START_TOKEN);
@@ -339,10 +320,10 @@ static void gguf_put_layers_(GgufWriter* w) {
 
 static void gguf_put_value_(GgufWriter* w, const GgufKey* key, double value) {
     static const GgufType types[] = {[GGUF_WHOLE] = GGUF_U32,
-                                             [GGUF_REAL] = GGUF_FLOAT,
-                                             [GGUF_SWITCH] = GGUF_BOOL,
-                                             [GGUF_SCALING] = GGUF_STRING,
-                                             [GGUF_LAYERS] = GGUF_ARRAY};
+                                     [GGUF_REAL] = GGUF_FLOAT,
+                                     [GGUF_SWITCH] = GGUF_BOOL,
+                                     [GGUF_SCALING] = GGUF_STRING,
+                                     [GGUF_LAYERS] = GGUF_ARRAY};
     const float real = (float)value;
     const char is_on = value != 0;
     gguf_key_(w, gguf_own_key_(w, key->key).text, types[key->kind]);
@@ -403,44 +384,53 @@ static SafeTensorsDtype gguf_type_(const TensorRow* row, GgufDtype dtype) {
     return dtype == GGUF_BF16 ? SAFETENSORS_BF16 : SAFETENSORS_F16;
 }
 
-// Shape of a tensor: (rows), (rows, cols), or (experts, rows, cols).
-typedef struct {
-    int ndim;
-    size_t experts, rows, cols;
-} GgufShape_;
+// Tensors are described as those of safetensors.h: (rows), (rows, cols), or (experts, rows, cols).
+static SafeTensorsView gguf_view_(const GgufWriter* w, const FileTensor* tensor, const TensorRow* row) {
+    const FileLines lines = file_tensor_lines(tensor, row, w->cfg, 0);
+    const int is_vector = file_is_vector(row), is_of_expert = file_tensor_is_of_expert(tensor);
+    SafeTensorsView view = {.dtype = gguf_type_(row, w->dtype), .ndim = is_vector ? 1 : 2 + is_of_expert};
+    const size_t shape[] = {(size_t)row->experts, lines.count, lines.width};
+    memcpy(view.shape, shape + (is_of_expert ? 0 : 1), (size_t)view.ndim * sizeof(size_t));
+    safetensors_set_sizes(&view);
+    return view;
+}
 
-static GgufShape_ gguf_shape_(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg) {
-    const FileLines lines = file_tensor_lines(tensor, row, cfg, 0);
-    const int ndim = file_is_vector(row) ? 1 : file_tensor_is_of_expert(tensor) ? 3 : 2;
-    return (GgufShape_){ndim, (size_t)row->experts, lines.count, lines.width};
+static SafeTensorsView gguf_factors_view_(ModelConfig cfg) {
+    SafeTensorsView view = {.dtype = SAFETENSORS_F32, .ndim = 1, .shape = {(size_t)model_rope_dims(cfg) / 2}};
+    safetensors_set_sizes(&view);
+    return view;
 }
 
 // Returns the bytes of a tensor, including the gap before the next.
-static size_t gguf_tensor_bytes_(GgufShape_ shape, SafeTensorsDtype type) {
-    const size_t bytes = shape.experts * shape.rows * safetensors_bytes(type, shape.cols);
-    return (bytes + GGUF_ALIGN - 1) / GGUF_ALIGN * GGUF_ALIGN;
+static size_t gguf_room_(const SafeTensorsView* view) {
+    return (view->bytes + GGUF_ALIGN - 1) / GGUF_ALIGN * GGUF_ALIGN;
 }
 
-// Writes name, dimensions, the last first, type and place of a tensor.
-static void gguf_put_info_(GgufWriter* w, const char* name, GgufShape_ shape, SafeTensorsDtype type,
-                           size_t offset) {
+// Writes name, dimensions, the last first, type and place of the next tensor.
+static void gguf_put_info_(GgufWriter* w, const char* name, const SafeTensorsView* view) {
     gguf_put_string_(w, name, strlen(name));
-    gguf_put_u32_(w, (uint32_t)shape.ndim);
-    if (shape.ndim > 1) {
-        gguf_put_u64_(w, shape.cols);
+    gguf_put_u32_(w, (uint32_t)view->ndim);
+    for (int i = view->ndim - 1; i >= 0; i--) {
+        gguf_put_u64_(w, view->shape[i]);
     }
-    gguf_put_u64_(w, shape.rows);
-    if (shape.ndim > 2) {
-        gguf_put_u64_(w, shape.experts);
-    }
-    gguf_put_u32_(w, (uint32_t)gguf_type_number(type));
-    gguf_put_u64_(w, offset);
+    gguf_put_u32_(w, (uint32_t)gguf_type_number(view->dtype));
+    gguf_put_u64_(w, w->data);
+    w->data += gguf_room_(view);
+    w->tensors++;
 }
 
-// ---- factors of rotary positions ----
-
-static GgufShape_ gguf_factors_shape_(ModelConfig cfg) {
-    return (GgufShape_){1, 1, (size_t)model_rope_dims(cfg) / 2, 1};
+static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
+    const FileTensor* tensors = file_tensors();
+    const SafeTensorsView factors = gguf_factors_view_(w->cfg);
+    for (int i = 0; i < GGUF_FACTORS && gguf_factors_name(w->cfg.scaling.kind, i); i++) {
+        gguf_put_info_(w, gguf_factors_name(w->cfg.scaling.kind, i), &factors);
+    }
+    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
+        const SafeTensorsView view = gguf_view_(w, t, &rows[t->row]);
+        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); l++) {
+            gguf_put_info_(w, file_tensor_name(t->gguf_name, l, 0).text, &view);
+        }
+    }
 }
 
 static void gguf_put_factors_(GgufWriter* w) {
@@ -450,27 +440,6 @@ static void gguf_put_factors_(GgufWriter* w) {
             gguf_put_bytes_(w, &factor, sizeof(factor));
         }
         gguf_pad_(w);
-    }
-}
-
-// ---- all tensors ----
-
-static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
-    const FileTensor* tensors = file_tensors();
-    size_t offset = 0;
-    const GgufShape_ factors = gguf_factors_shape_(w->cfg);
-    for (int i = 0; i < GGUF_FACTORS && gguf_factors_name(w->cfg.scaling.kind, i); i++) {
-        gguf_put_info_(w, gguf_factors_name(w->cfg.scaling.kind, i), factors, SAFETENSORS_F32, offset);
-        offset += gguf_tensor_bytes_(factors, SAFETENSORS_F32);
-    }
-    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-        const TensorRow* row = &rows[t->row];
-        const GgufShape_ shape = gguf_shape_(t, row, w->cfg);
-        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); l++) {
-            gguf_put_info_(w, file_tensor_name(t->gguf_name, l, 0).text, shape, gguf_type_(row, w->dtype),
-                           offset);
-            offset += gguf_tensor_bytes_(shape, gguf_type_(row, w->dtype));
-        }
     }
 }
 
@@ -502,60 +471,37 @@ static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t 
     }
 }
 
-// Writes the lines of a tensor, or of an expert in it, from the parameter that holds them.
+// Writes the lines of a tensor, or of an expert in it, from the parameter that holds them. Norms have
+// what the model adds to their weights: llama.cpp multiplies by the sum.
 static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char* name, FileLines lines,
-                            SafeTensorsDtype type, const float* parameter) {
+                            const TensorRow* row, const float* parameter) {
+    const SafeTensorsDtype type = gguf_type_(row, w->dtype);
+    const float offset = row->init == INIT_ONE ? model_norm_offset(w->cfg) : 0;
     const float* x = parameter + lines.first * lines.width;
     gguf_check_(w, name, x, lines.count * lines.width, type);
-    unsigned char* buffer = (unsigned char*)check_alloc(lines.width, sizeof(float), w->file.path);
+    float* line = (float*)check_alloc(2 * lines.width, sizeof(float), w->file.path);
+    unsigned char* bytes = (unsigned char*)(line + lines.width);
     for (size_t i = 0; i < lines.count; i++) {
-        const float* from =
-            x + file_tensor_line(tensor, gguf_archs[w->cfg.arch].order, w->cfg, i) * lines.width;
+        const size_t at = file_tensor_line(tensor, gguf_archs[w->cfg.arch].order, w->cfg, i) * lines.width;
+        memcpy(line, x + at, lines.width * sizeof(float));
+        line[0] = offset != 0 ? line[0] + offset : line[0]; // a norm's lines have one element
         if (type != SAFETENSORS_F32) {
-            gguf_convert_(buffer, from, lines.width, type);
+            gguf_convert_(bytes, line, lines.width, type);
         }
-        gguf_put_bytes_(w, type == SAFETENSORS_F32 ? (const void*)from : buffer,
+        gguf_put_bytes_(w, type == SAFETENSORS_F32 ? (const void*)line : bytes,
                         safetensors_bytes(type, lines.width));
     }
-    free(buffer);
-}
-
-// Writes weights of a norm with what the model adds to each: llama.cpp multiplies by them.
-static void gguf_put_norm_(GgufWriter* w, const FileTensor* tensor, const char* name, const TensorRow* row,
-                           const float* parameter) {
-    float* sums = (float*)check_alloc(row->cols, sizeof(float), w->file.path);
-    for (size_t i = 0; i < row->cols; i++) {
-        sums[i] = parameter[i] + model_norm_offset(w->cfg);
-    }
-    gguf_put_lines_(w, tensor, name, file_tensor_lines(tensor, row, w->cfg, 0), SAFETENSORS_F32, sums);
-    free(sums);
+    free(line);
 }
 
 // Writes a tensor, and zeros up to the next.
 static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, const TensorRow* row, int l,
                              const float* parameter) {
     const FileTensorName name = file_tensor_name(tensor->gguf_name, l, 0);
-    const int is_norm = row->init == INIT_ONE;
-    if (is_norm) {
-        gguf_put_norm_(w, tensor, name.text, row, parameter);
-    }
-    for (int e = 0; e < row->experts && !is_norm; e++) {
-        gguf_put_lines_(w, tensor, name.text, file_tensor_lines(tensor, row, w->cfg, e),
-                        gguf_type_(row, w->dtype), parameter);
+    for (int e = 0; e < row->experts; e++) {
+        gguf_put_lines_(w, tensor, name.text, file_tensor_lines(tensor, row, w->cfg, e), row, parameter);
     }
     gguf_pad_(w);
-}
-
-static uint64_t gguf_count_tensors_(ModelConfig cfg, const TensorRow* rows) {
-    const FileTensor* tensors = file_tensors();
-    uint64_t count = 0;
-    for (int i = 0; i < GGUF_FACTORS; i++) {
-        count += gguf_factors_name(cfg.scaling.kind, i) != NULL;
-    }
-    for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
-        count += (uint64_t)file_tensor_layers(t, t->gguf_name, rows, cfg.arch);
-    }
-    return count;
 }
 
 void gguf_create(GgufWriter* w, const char* path, const GgufModel* model) {
@@ -570,15 +516,16 @@ void gguf_create(GgufWriter* w, const char* path, const GgufModel* model) {
     file_open(&w->file, path);
     gguf_put_bytes_(w, "GGUF", 4);
     gguf_put_u32_(w, 3);
-    gguf_put_u64_(w, gguf_count_tensors_(cfg, rows));
-    const size_t count = w->at;
-    gguf_put_u64_(w, 0); // pairs: set below
+    const size_t counts = w->at;
+    gguf_put_u64_(w, 0); // tensors, pairs: set below
+    gguf_put_u64_(w, 0);
     gguf_put_pairs_(w, model);
     gguf_put_infos_(w, rows);
     gguf_pad_(w);
     gguf_put_factors_(w);
     w->data = w->at;
-    file_seek(&w->file, count);
+    file_seek(&w->file, counts);
+    file_put(&w->file, &w->tensors, sizeof(w->tensors));
     file_put(&w->file, &w->pairs, sizeof(w->pairs));
 }
 
@@ -587,9 +534,10 @@ void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
     size_t begin = w->data; // of the tensor
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
-        const size_t bytes = gguf_tensor_bytes_(gguf_shape_(t, row, w->cfg), gguf_type_(row, w->dtype));
+        const SafeTensorsView view = gguf_view_(w, t, row);
         assert(row->element_bytes == sizeof(float));
-        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); l++, begin += bytes) {
+        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch);
+             l++, begin += gguf_room_(&view)) {
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);

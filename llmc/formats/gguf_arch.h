@@ -44,8 +44,9 @@ extern const GgufArch gguf_archs[ARCH_COUNT];
 // 0: it computes the model without windows.
 int gguf_full_every(ModelConfig cfg);
 
-// Returns n if every n-th layer does not turn; 0: all do.
-int gguf_unrotated_every(ModelConfig cfg);
+// Sets which layers have a window, if llama.cpp knows it, and which turn; and the positions of layers
+// with a window.
+void gguf_set_layers(ModelConfig* cfg);
 
 // Returns the factor of scores.
 float gguf_score_scale(ModelConfig cfg);
@@ -60,6 +61,8 @@ int gguf_check(ModelConfig cfg, char* error);
 #ifdef GGUF_ARCH_IMPLEMENTATION
 
 #include <math.h>
+#include <stdint.h>
+#include <string.h>
 
 #include "llmc/base/check.h"
 
@@ -101,9 +104,23 @@ int gguf_full_every(ModelConfig cfg) {
 }
 
 // EXAONE 4 turns all layers where it has no windows.
-int gguf_unrotated_every(ModelConfig cfg) {
-    const GgufArch* arch = &gguf_archs[cfg.arch];
-    return arch->windows_from_layers && gguf_full_every(cfg) == 0 ? 0 : arch->unrotated_every;
+void gguf_set_layers(ModelConfig* cfg) {
+    const GgufArch* arch = &gguf_archs[cfg->arch];
+    const int full_every = gguf_full_every(*cfg),
+              rests_every = arch->windows_from_layers && full_every == 0 ? 0 : arch->unrotated_every;
+    for (int l = 0; l < cfg->L; l++) {
+        const int bit = 1 << l % 8, slides = full_every > 0 && (l + 1) % full_every != 0,
+                  rests = rests_every > 0 && (l + 1) % rests_every == 0;
+        uint8_t *windows = &cfg->windows[l / 8], *unrotated = &cfg->unrotated[l / 8];
+        *windows = (uint8_t)(full_every == 0 ? *windows : slides ? *windows | bit : *windows & ~bit);
+        *unrotated = (uint8_t)(rests ? *unrotated | bit : *unrotated & ~bit);
+    }
+    const float own = arch->window_rope == GGUF_ROPE_OWN ? cfg->window_rope_base : 0,
+                base = own > 0 ? own : model_rope_base(*cfg);
+    const int is_same = arch->window_rope == GGUF_ROPE_SAME || cfg->window == 0 ||
+                        (base == model_rope_base(*cfg) && cfg->scaling.kind == ROPE_PLAIN);
+    cfg->window_rope_base = is_same ? 0 : base;
+    memset(&cfg->window_scaling, 0, sizeof(cfg->window_scaling));
 }
 
 float gguf_score_scale(ModelConfig cfg) {
@@ -111,43 +128,31 @@ float gguf_score_scale(ModelConfig cfg) {
     return 1 / sqrtf((float)(is_large ? cfg.C / cfg.NH : model_head_size(cfg)));
 }
 
-// Returns 1 if llama.cpp has the model's windows, or knows none.
-static int gguf_check_windows_(ModelConfig cfg, char* error) {
-    const int every = gguf_full_every(cfg);
-    for (int l = 0; l < cfg.L && every > 0; l++) {
-        const int slides = (l + 1) % every != 0;
-        if ((model_window(cfg, l) > 0) != slides) {
-            return error_set(error, "--export-gguf",
-                             "in llama.cpp layer %d of %s with %d layers %s; --out DIR works", l,
-                             gguf_archs[cfg.arch].name, cfg.L, slides ? "has a window" : "has no window");
-        }
-    }
-    return 1;
-}
-
-// Returns 1 if layers with a window have the rotary positions that llama.cpp gives them.
-static int gguf_has_window_rope_(ModelConfig cfg) {
-    const GgufWindowRope kind = gguf_archs[cfg.arch].window_rope;
-    const int has_own = cfg.window_rope_base > 0;
-    const RopeScaling scaling = has_own ? cfg.window_scaling : cfg.scaling;
-    const float base = has_own ? cfg.window_rope_base : model_rope_base(cfg);
-    const int is_unscaled =
-        scaling.kind == ROPE_PLAIN && (kind == GGUF_ROPE_OWN || base == model_rope_base(cfg));
-    return cfg.window == 0 || (kind == GGUF_ROPE_SAME ? !has_own : is_unscaled);
-}
-
-// Returns 1 if llama.cpp turns the same layers.
-static int gguf_check_unrotated_(ModelConfig cfg, char* error) {
-    const int every = gguf_unrotated_every(cfg);
+// Returns 1 if llama.cpp gives layers their windows and positions.
+static int gguf_check_layers_(ModelConfig cfg, char* error) {
+    const char* name = gguf_archs[cfg.arch].name;
+    ModelConfig own = cfg;
+    gguf_set_layers(&own);
     for (int l = 0; l < cfg.L; l++) {
-        const int rests = every > 0 && (l + 1) % every == 0;
-        if (model_layer_bit(cfg.unrotated, l) != rests) {
-            return error_set(error, "--export-gguf", "in llama.cpp layer %d of %s %s; --out DIR works", l,
-                             gguf_archs[cfg.arch].name,
-                             rests ? "has no rotary positions" : "has rotary positions");
+        const int slides = model_layer_bit(own.windows, l), rests = model_layer_bit(own.unrotated, l);
+        const char* other = model_layer_bit(cfg.windows, l) != slides ? (slides ? "a window" : "no window")
+                            : model_layer_bit(cfg.unrotated, l) != rests
+                                ? (rests ? "no rotary positions" : "rotary positions")
+                                : NULL;
+        if (other) {
+            return error_set(error, "--export-gguf",
+                             "in llama.cpp layer %d of %s with %d layers has %s; --out DIR works", l, name,
+                             cfg.L, other);
         }
     }
-    return 1;
+    const float found = cfg.window_rope_base > 0 ? cfg.window_rope_base : model_rope_base(cfg),
+                wanted = own.window_rope_base > 0 ? own.window_rope_base : model_rope_base(cfg);
+    const RopeScaling scaling = cfg.window_rope_base > 0 ? cfg.window_scaling : cfg.scaling,
+                      own_scaling = own.window_rope_base > 0 ? own.window_scaling : cfg.scaling;
+    return cfg.window == 0 || (found == wanted && memcmp(&scaling, &own_scaling, sizeof(scaling)) == 0) ||
+           error_set(error, "--export-gguf",
+                     "in llama.cpp layers of %s with a window have the rotary base %g, %s; --out DIR works",
+                     name, (double)wanted, own_scaling.kind == ROPE_PLAIN ? "unscaled" : "scaled as others");
 }
 
 // Returns 1 if llama.cpp has such rotary positions.
@@ -163,16 +168,7 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
                          "llama.cpp rounds the ends of yarn, and this model does not (truncate is false); "
                          "--out DIR works");
     }
-    if (!gguf_has_window_rope_(cfg)) {
-        return error_set(error, "--export-gguf", "in llama.cpp %s of %s %s; --out DIR works",
-                         arch->window_rope == GGUF_ROPE_OWN ? "layers" : "all layers", arch->name,
-                         arch->window_rope == GGUF_ROPE_SAME ? "have the same rotary positions"
-                         : arch->window_rope == GGUF_ROPE_OWN
-                             ? "with a window do not scale their positions"
-                             : "have the same rotary base, and those with a "
-                               "window do not scale it");
-    }
-    return gguf_check_unrotated_(cfg, error);
+    return gguf_check_layers_(cfg, error);
 }
 
 // Returns 1 if llama.cpp computes such scores and logits.
@@ -214,7 +210,7 @@ int gguf_check(ModelConfig cfg, char* error) {
                          "which works",
                          word, cfg.has_head ? "no" : "an", cfg.has_head ? "off" : "on");
     }
-    return gguf_check_scores_(cfg, error) && gguf_check_windows_(cfg, error) && gguf_check_rope_(cfg, error);
+    return gguf_check_scores_(cfg, error) && gguf_check_rope_(cfg, error);
 }
 
 #endif // GGUF_ARCH_IMPLEMENTATION

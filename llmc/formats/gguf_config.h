@@ -200,21 +200,6 @@ static void gguf_set_scaling_(const GgufConfig_* c, ModelConfig* cfg) {
     }
 }
 
-// Sets which layers have a window, their positions, and which layers turn, as llama.cpp knows them.
-static void gguf_set_layers_(ModelConfig* cfg) {
-    const GgufWindowRope kind = gguf_archs[cfg->arch].window_rope;
-    const int full_every = gguf_full_every(*cfg), rests_every = gguf_unrotated_every(*cfg);
-    const float base = kind == GGUF_ROPE_UNSCALED ? cfg->rope_base : gguf_or_(cfg->window_rope_base, 10000);
-    const int is_same = kind == GGUF_ROPE_SAME || (base == cfg->rope_base && cfg->scaling.kind == ROPE_PLAIN);
-    cfg->window_rope_base = is_same || cfg->window == 0 ? 0 : base;
-    for (int l = 0; l < cfg->L; l++) {
-        const int slides = cfg->window > 0 && (full_every == 0 || (l + 1) % full_every != 0),
-                  rests = rests_every > 0 && (l + 1) % rests_every == 0;
-        cfg->windows[l / 8] |= (uint8_t)(slides << l % 8);
-        cfg->unrotated[l / 8] |= (uint8_t)(rests << l % 8);
-    }
-}
-
 // ---- the configuration ----
 
 // Sets the sizes that the keys give. GPT-2 implies the others.
@@ -248,7 +233,11 @@ static ModelConfig gguf_config_of_(const GgufConfig_* c) {
     CHECK(model_check_config(cfg, c->f->path, error), "%s", error);
     if (c->arch != ARCH_GPT2) {
         gguf_set_scaling_(c, &cfg);
-        gguf_set_layers_(&cfg);
+        cfg.window_rope_base = gguf_or_(cfg.window_rope_base, 10000);
+        for (int l = 0; l < cfg.L && cfg.window > 0; l++) { // Phi 3's; others know which
+            cfg.windows[l / 8] |= (uint8_t)(1 << l % 8);
+        }
+        gguf_set_layers(&cfg);
         CHECK(cfg.window > 0 || gguf_full_every(cfg) == 0, "%s: no key %s.attention.sliding_window",
               c->f->path, c->name);
         const float scale = gguf_score_scale(cfg), usual = 1 / sqrtf((float)cfg.HS);
@@ -313,14 +302,12 @@ static void gguf_check_others_(const GgufConfig_* c) {
     }
 }
 
-ModelConfig gguf_config_read(const char* path) {
-    GgufFile f;
-    gguf_file_open(&f, path);
-    SafeTensors tensors = gguf_tensors(&f);
+static ModelConfig gguf_config_(GgufFile* f) {
+    SafeTensors tensors = gguf_tensors(f);
     GgufConfig_ c;
     memset(&c, 0, sizeof(c));
-    c.f = &f, c.tensors = &tensors;
-    c.arch = gguf_find_arch_(&f);
+    c.f = f, c.tensors = &tensors;
+    c.arch = gguf_find_arch_(f);
     c.name = gguf_archs[c.arch].name;
     for (int i = 0; i < GGUF_KEYS; i++) {
         gguf_read_value_(&c, i);
@@ -329,6 +316,13 @@ ModelConfig gguf_config_read(const char* path) {
     gguf_check_values_(&c, cfg);
     gguf_check_others_(&c);
     safetensors_close(&tensors);
+    return cfg;
+}
+
+ModelConfig gguf_config_read(const char* path) {
+    GgufFile f;
+    gguf_file_open(&f, path);
+    const ModelConfig cfg = gguf_config_(&f);
     gguf_file_close(&f);
     return cfg;
 }

@@ -66,9 +66,8 @@ void bpe_write_hf(const Bpe* bpe, const ModelCard* card, const char* directory, 
 // Returns a checksum of all tokens, the same for every file format.
 uint64_t bpe_checksum(const Bpe* bpe);
 
-// Prints the tokens below V in the order of their ids, one per line, spelled in visible characters;
-// for other formats.
-void bpe_print_tokens(const Bpe* bpe, int V, FILE* file);
+// Prints a token, spelled in visible characters; for other formats.
+void bpe_print_token(const Bpe* bpe, int id, FILE* file);
 
 // True if text is split and merged as GPT-2 does, whatever the tokens: files but tokenizer.json can
 // say no more.
@@ -93,13 +92,14 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/gguf_file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
-#include "llmc/base/gguf_file.h"
 #include "llmc/tokenizer/bpe_gguf.h"
 #include "llmc/tokenizer/bpe_json.h"
 #include "llmc/tokenizer/bpe_model.h"
+#include "llmc/tokenizer/bpe_sentence.h"
 
 #define BPE_MAX_CONFIG_ ((size_t)16 << 20) // largest tokenizer_config.json
 
@@ -710,16 +710,15 @@ uint64_t bpe_checksum(const Bpe* bpe) {
     return xxh64_value(&hash);
 }
 
-void bpe_print_tokens(const Bpe* bpe, int V, FILE* file) {
+void bpe_print_token(const Bpe* bpe, int id, FILE* file) {
     const BpeSpelling spelling = bpe_spelling();
-    for (int id = 0; id < bpe->vocab_size && id < V; id++) {
-        const BpeToken_ token = bpe->tokens[id];
-        if (token.kind != BPE_TOKEN) {
-            fwrite(token.text, 1, token.length, file);
-        } else {
-            bpe_put_spelled(&spelling, token, BPE_UTF8, file);
-        }
-        fputc('\n', file);
+    const BpeToken_ token = bpe->tokens[id];
+    if (bpe->rules.pattern.style == BPE_SENTENCE) {
+        bpe_print_sentence_token(token, file);
+    } else if (token.kind != BPE_TOKEN) {
+        fwrite(token.text, 1, token.length, file);
+    } else {
+        bpe_put_spelled(&spelling, token, BPE_UTF8, file);
     }
 }
 

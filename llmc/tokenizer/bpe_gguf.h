@@ -1,6 +1,6 @@
 /*
-bpe_gguf.h -- a tokenizer in a GGUF file, as the contents of another: of a tokenizer.json (bpe_json.h),
-or of SentencePiece's tokenizer.model (bpe_model.h), which is kept.
+bpe_gguf.h -- a tokenizer in a GGUF file, as the contents of another: of a tokenizer.json
+(bpe_json.h), or of SentencePiece's tokenizer.model (bpe_model.h), which is kept.
 
     tokenizer.ggml.model        "gpt2": byte-level BPE; "llama": SentencePiece's BPE
     tokenizer.ggml.pre          how text is split, of byte-level BPE
