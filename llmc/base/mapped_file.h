@@ -29,6 +29,9 @@ extern "C" {
 // cannot. munmap frees them. MADV_DONTNEED is safe.
 void* mapped_file(int fd, size_t bytes, const char* path, char* error);
 
+// Maps a whole file; an empty one has no map. Returns 0 with the error if it cannot.
+int mapped_path(const char* path, unsigned char** map, size_t* bytes, char* error);
+
 typedef enum {
     MAPPED_READ,   // finished
     MAPPED_GONE,   // the file has become shorter
@@ -57,9 +60,11 @@ void mapped_refuse(const void* where);
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 
 // Fills memory from a file. Returns 0 with the error if the file has fewer bytes.
@@ -109,6 +114,22 @@ void* mapped_file(int fd, size_t bytes, const char* path, char* error) {
         return NULL;
     }
     return mapped_copy_(fd, bytes, path, error);
+}
+
+int mapped_path(const char* path, unsigned char** map, size_t* bytes, char* error) {
+    struct stat info;
+    const int fd = file_open_regular(path, error);
+    if (fd < 0) {
+        return 0;
+    }
+    int ok = fstat(fd, &info) == 0 || error_set(error, path, "cannot read its size: %s", strerror(errno));
+    if (ok && info.st_size > 0) {
+        *map = (unsigned char*)mapped_file(fd, (size_t)info.st_size, path, error);
+        ok = *map != NULL;
+    }
+    close(fd); // the mapping stays
+    *bytes = ok ? (size_t)info.st_size : 0;
+    return ok;
 }
 
 typedef struct {

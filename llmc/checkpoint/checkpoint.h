@@ -34,7 +34,7 @@ they are such a failure.
 #include "llmc/base/lock.h"
 #include "llmc/formats/hf_config_write.h"
 #include "llmc/formats/hf_model.h"
-#include "llmc/formats/safetensors.h"
+#include "llmc/formats/tensor_types.h"
 #include "llmc/checkpoint/model_files.h"
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "llmc/setup/options.h"

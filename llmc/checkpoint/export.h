@@ -50,7 +50,7 @@ void export_close(ModelExport* files);
 #include "llmc/base/check.h"
 #include "llmc/base/printable.h"
 #include "llmc/tokenizer/bpe.h"
-#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_gguf.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 void export_print(FILE* screen, const Options* options) {

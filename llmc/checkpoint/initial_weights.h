@@ -1,8 +1,9 @@
 /*
 initial_weights.h -- the weights that a model starts with.
 
-They are random, or come from a Hugging Face directory (a checkpoint is one) or an llm.c file. They
-are read one group of parameters (model.h) at a time, so that a rank needs memory for one group.
+They are random, or come from a Hugging Face directory (a checkpoint is one), a GGUF file, or an
+llm.c file. They are read one group of parameters (model.h) at a time, so that a rank needs memory
+for one group.
 
 A model with experts may come from the files of a dense one (upcycling): each expert gets the MLP of
 the files, and routers are random. As the weights of a token's experts add up to 1, the new model
@@ -13,6 +14,8 @@ computes what the dense one does. Komatsuzaki et al., "Sparse Upcycling", 2023.
 
 #include <stdint.h>
 
+#include "llmc/base/gguf_file.h"
+#include "llmc/formats/gguf_config.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
@@ -23,7 +26,7 @@ computes what the dense one does. Komatsuzaki et al., "Sparse Upcycling", 2023.
 extern "C" {
 #endif
 
-typedef enum { WEIGHTS_RANDOM, WEIGHTS_DIRECTORY, WEIGHTS_FILE } WeightsKind;
+typedef enum { WEIGHTS_RANDOM, WEIGHTS_MODEL, WEIGHTS_FILE } WeightsKind;
 
 typedef struct {
     WeightsKind kind;
@@ -59,12 +62,14 @@ void weights_close(FirstWeights* w);
 
 void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, HfWeights which, uint64_t seed,
                   Mup mup) {
-    w->kind = !path ? WEIGHTS_RANDOM : file_is_directory(path) ? WEIGHTS_DIRECTORY : WEIGHTS_FILE;
+    const int is_gguf = path && gguf_is_file(path), is_model = path && (is_gguf || file_is_directory(path));
+    w->kind = !path ? WEIGHTS_RANDOM : is_model ? WEIGHTS_MODEL : WEIGHTS_FILE;
     w->cfg = cfg;
     w->seed = seed;
     w->mup = mup;
-    if (w->kind == WEIGHTS_DIRECTORY) {
-        hf_model_open(&w->model, path, which, cfg, hf_config_read(path).arch);
+    if (w->kind == WEIGHTS_MODEL) {
+        const ModelConfig read = is_gguf ? gguf_config_read(path) : hf_config_read(path);
+        hf_model_open(&w->model, path, which, cfg, read.arch);
     } else if (w->kind == WEIGHTS_FILE) {
         llmc_bin_open(&w->bin, path);
     }
@@ -85,7 +90,7 @@ void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t fir
         model_random_group(rows, w->cfg, w->seed, g, group);
         mup_scale_group(w->mup, rows, w->cfg, g, group);
         break;
-    case WEIGHTS_DIRECTORY:
+    case WEIGHTS_MODEL:
         hf_model_read(&w->model, rows, g, first, end, group);
         weights_random_routers_(w, rows, g, group);
         break;
@@ -100,7 +105,7 @@ void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group) {
 }
 
 void weights_close(FirstWeights* w) {
-    if (w->kind == WEIGHTS_DIRECTORY) {
+    if (w->kind == WEIGHTS_MODEL) {
         hf_model_close(&w->model);
     } else if (w->kind == WEIGHTS_FILE) {
         llmc_bin_close(&w->bin);

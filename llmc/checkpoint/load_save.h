@@ -15,7 +15,7 @@ has (model_files.h).
 #include "llmc/checkpoint/more_tokens.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/formats/hf_model.h"
-#include "llmc/formats/safetensors.h"
+#include "llmc/formats/tensor_types.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/setup/options.h"

@@ -24,7 +24,7 @@ stays in memory until all whole groups are done.
 
 #include "llmc/comm/comm.h"
 #include "llmc/comm/group.h"
-#include "llmc/formats/safetensors.h"
+#include "llmc/formats/tensor_types.h"
 #include "llmc/model/map.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"

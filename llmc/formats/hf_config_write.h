@@ -4,7 +4,7 @@ hf_config_write.h -- writes config.json (hf_config.h) for transformers 4 and 5.
 #ifndef LLMC_HF_CONFIG_WRITE_H
 #define LLMC_HF_CONFIG_WRITE_H
 
-#include "llmc/formats/safetensors.h"
+#include "llmc/formats/tensor_types.h"
 #include "llmc/model/model.h"
 #include "llmc/tokenizer/model_card.h"
 

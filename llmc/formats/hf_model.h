@@ -5,12 +5,16 @@ hf_model.h -- the weights of a model as Hugging Face stores them, in a directory
     model.safetensors    the tensors in the table of families.h, one per layer
     model-00001-of-00002.safetensors, ..., model.safetensors.index.json    the same in several files
     model_average.safetensors, ...    other weights of the same model: their average (average.h)
+    NAME.gguf            reading only: the same from a GGUF file (gguf_config.h)
 
 The matrices of GPT-2's blocks are (in, out) there, the transpose of ours; other families have a
 tensor for each part of our qkvw and fcw, and another order of the channels that rotary positions
 turn. The vocabulary has no padding there: writing drops it, and reading sets it to zero. A tensor
 that config.json does not account for is refused by name; heads for other tasks are ignored with a
 note on stderr.
+
+GGUF has the matrices as ours, other names and another order of channels, and the sum where a norm
+adds a number to its weights.
 
 Models are read in fp32, fp16 or bf16, with and without the prefix of their names, into fp32,
 exactly. A weight that is not finite is an error that names its tensor. Groups of parameters
@@ -77,8 +81,12 @@ double hf_model_bytes(ModelConfig cfg, SafeTensorsDtype dtype);
 
 // ---- reading the weights ----
 
+// Format of the files: GGUF has its own names, parts and order of heads (families.h).
+typedef enum { HF_SAFETENSORS, HF_GGUF } HfFormat;
+
 typedef struct {
     SafeTensorsSet set;
+    HfFormat format;
     ModelConfig cfg;
     Arch arch;    // of the files
     float* chunk; // part of a matrix
@@ -90,10 +98,10 @@ void hf_model_list_files(FileList* files, const char* option, const char* path);
 // True if a directory has a file of these weights.
 int hf_model_has(const char* directory, HfWeights which);
 
-// Opens the model of a directory with the configuration `cfg`. All tensors must exist, and no
-// others. The files have the tensors of `arch`: cfg.arch, or its dense form; then each expert gets
-// the MLP of the files, and routers are not set.
-void hf_model_open(HfModel* model, const char* directory, HfWeights which, ModelConfig cfg, Arch arch);
+// Opens the model of a directory, or of a GGUF file, with the configuration `cfg`. All tensors must
+// exist, and no others. The files have the tensors of `arch`: cfg.arch, or its dense form; then each
+// expert gets the MLP of the files, and routers are not set.
+void hf_model_open(HfModel* model, const char* path, HfWeights which, ModelConfig cfg, Arch arch);
 
 // Sets elements [first, end) of group g, as far as tensors cover them, in memory that has only this
 // group. May set more of the group, but reads little more of the files.
@@ -119,7 +127,10 @@ void hf_model_close(HfModel* model);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/gguf_file.h"
 #include "llmc/base/printable.h"
+#include "llmc/formats/gguf_keys.h"
+#include "llmc/formats/gguf_tensors.h"
 #include "llmc/formats/hf_config_families.h"
 #include "llmc/tokenizer/bpe_files.h"
 
@@ -134,9 +145,19 @@ typedef struct {
     const FileTensor* tensor; // NULL: before the first
     const TensorRow* row;
     int l, expert;
+    HfFormat format; // of the files
 } HfTensor_;
 
-static HfTensor_ hf_before_first_(void) { return (HfTensor_){NULL, NULL, 0, 0}; }
+static HfTensor_ hf_before_first_(HfFormat format) { return (HfTensor_){NULL, NULL, 0, 0, format}; }
+
+static const char* hf_pattern_(const HfTensor_* t) {
+    return t->format == HF_GGUF ? t->tensor->gguf_name : t->tensor->hf_name;
+}
+
+// Returns the layers whose tensor the files have.
+static int hf_layers_(const HfTensor_* t, const TensorRow* rows, Arch arch) {
+    return file_tensor_layers(t->tensor, hf_pattern_(t), rows, arch);
+}
 
 // Moves to the next tensor that files of an architecture have, in their order; returns 0 after the
 // last.
@@ -146,45 +167,55 @@ static int hf_next_(HfTensor_* at, const TensorRow* rows, Arch arch) {
         return 1;
     }
     at->expert = 0;
-    if (at->tensor && ++at->l < file_tensor_layers(at->tensor, at->tensor->hf_name, rows, arch)) {
+    if (at->tensor && ++at->l < hf_layers_(at, rows, arch)) {
         return 1;
     }
     at->l = 0;
     at->tensor = at->tensor ? at->tensor + 1 : file_tensors();
-    while (at->tensor < end && file_tensor_layers(at->tensor, at->tensor->hf_name, rows, arch) == 0) {
+    while (at->tensor < end && hf_layers_(at, rows, arch) == 0) {
         at->tensor++;
     }
     at->row = at->tensor < end ? &rows[at->tensor->row] : NULL;
     return at->tensor < end;
 }
 
-static size_t hf_count_(const TensorRow* rows, Arch arch) {
+static size_t hf_count_(const TensorRow* rows, Arch arch, HfFormat format) {
     size_t count = 0;
-    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, arch);) {
+    for (HfTensor_ t = hf_before_first_(format); hf_next_(&t, rows, arch);) {
         count++;
     }
     return count;
 }
 
 static FileTensorName hf_name_(const HfTensor_* t) {
-    return file_tensor_name(t->tensor->hf_name, t->l, t->expert);
+    return file_tensor_name(hf_pattern_(t), t->l, t->expert);
 }
 
 static FileLines hf_lines_(const HfTensor_* t, ModelConfig cfg) {
     return file_tensor_lines(t->tensor, t->row, cfg, t->expert);
 }
 
+static HeadOrder hf_order_(const HfTensor_* t, ModelConfig cfg) {
+    return t->format == HF_GGUF ? gguf_archs[cfg.arch].order : hf_families[cfg.arch].order;
+}
+
+static int hf_is_turned_(const HfTensor_* t) {
+    return t->tensor->form == FILE_CONV1D && t->format != HF_GGUF;
+}
+
 // Shape of a tensor, as the file has it.
 typedef struct {
     int ndim;
-    size_t sizes[2];
+    size_t sizes[3];
 } HfShape_;
 
 static HfShape_ hf_shape_(const HfTensor_* t, ModelConfig cfg) {
     const FileLines lines = hf_lines_(t, cfg);
-    return file_is_vector(t->row)           ? (HfShape_){1, {lines.count, 0}}
-           : t->tensor->form == FILE_CONV1D ? (HfShape_){2, {lines.width, lines.count}}
-                                            : (HfShape_){2, {lines.count, lines.width}};
+    const int is_of_all = t->format == HF_GGUF && file_tensor_is_of_expert(t->tensor);
+    return file_is_vector(t->row) ? (HfShape_){1, {lines.count}}
+           : hf_is_turned_(t)     ? (HfShape_){2, {lines.width, lines.count}}
+           : is_of_all            ? (HfShape_){3, {(size_t)t->row->experts, lines.count, lines.width}}
+                                  : (HfShape_){2, {lines.count, lines.width}};
 }
 
 // Sets out (n, rows) to the columns first ... first + n - 1 of in (rows, cols), for elements of 2
@@ -232,13 +263,13 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, Model
     const FileLines lines = hf_lines_(t, cfg);
     const size_t line_bytes = lines.width * t->row->element_bytes;
     const char* first = layer + lines.first * line_bytes;
-    if (t->tensor->form == FILE_CONV1D) {
+    if (hf_is_turned_(t)) {
         hf_write_turned_(writer, t->row, layer, chunk);
     } else if (t->tensor->form == FILE_PLAIN) {
         safetensors_write_raw(writer, first, lines.count * line_bytes);
     }
     for (size_t i = 0; i < lines.count && t->tensor->form >= FILE_HEADS; i++) {
-        const size_t line = file_tensor_line(t->tensor, hf_families[cfg.arch].order, cfg, i);
+        const size_t line = file_tensor_line(t->tensor, hf_order_(t, cfg), cfg, i);
         safetensors_write_raw(writer, first + line * line_bytes, line_bytes);
     }
 }
@@ -296,7 +327,7 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
     assert(rows[0].element_bytes == safetensors_dtype_bytes(dtype));
     file_join(path, directory, name);
     safetensors_writer_open(&writer, path);
-    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, cfg.arch);) {
+    for (HfTensor_ t = hf_before_first_(HF_SAFETENSORS); hf_next_(&t, rows, cfg.arch);) {
         const HfShape_ shape = hf_shape_(&t, cfg);
         if (hf_group_in_file_(file, &t) >= 0) {
             safetensors_writer_declare(&writer, hf_name_(&t).text, dtype, shape.ndim, shape.sizes);
@@ -304,7 +335,7 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
     }
     safetensors_writer_begin(&writer);
     const size_t first = tensor_group_offset_bytes(rows, file.first);
-    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, cfg.arch);) {
+    for (HfTensor_ t = hf_before_first_(HF_SAFETENSORS); hf_next_(&t, rows, cfg.arch);) {
         const int g = hf_group_in_file_(file, &t);
         if (g >= 0) {
             const char* group = (const char*)memory + (tensor_group_offset_bytes(rows, g) - first);
@@ -333,7 +364,7 @@ void hf_model_write_index(const char* directory, HfWeights which, const HfModelF
             hf_data_bytes_(cfg, dtype));
     for (int f = 0; f < count; f++) {
         hf_model_file_name(name, which, f, count);
-        for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, cfg.arch);) {
+        for (HfTensor_ t = hf_before_first_(HF_SAFETENSORS); hf_next_(&t, rows, cfg.arch);) {
             if (hf_group_in_file_(files[f], &t) >= 0) {
                 fprintf(writer.file, "%s    \"%s\": \"%s\"", separator, hf_name_(&t).text, name);
                 separator = ",\n";
@@ -347,7 +378,8 @@ void hf_model_write_index(const char* directory, HfWeights which, const HfModelF
 double hf_model_bytes(ModelConfig cfg, SafeTensorsDtype dtype) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     model_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
-    const double names = (double)hf_count_(rows, cfg.arch) * (160 + 128) + 4096 * (double)model_groups(cfg);
+    const double names =
+        (double)hf_count_(rows, cfg.arch, HF_SAFETENSORS) * (160 + 128) + 4096 * (double)model_groups(cfg);
     return hf_data_bytes_(cfg, dtype) + names;
 }
 
@@ -401,7 +433,7 @@ static void hf_read_heads_(const SafeTensorsView* view, const HfTensor_* t, Mode
                            HfRange_ range) {
     const FileLines lines = hf_lines_(t, cfg);
     for (size_t i = 0; i < lines.count; i++) {
-        const size_t line = file_tensor_line(t->tensor, hf_families[cfg.arch].order, cfg, i),
+        const size_t line = file_tensor_line(t->tensor, hf_order_(t, cfg), cfg, i),
                      at = (lines.first + line) * lines.width;
         if (at < range.end && range.first < at + lines.width) {
             hf_read_part_(view, i * lines.width, lines.width, layer + at);
@@ -420,17 +452,16 @@ static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, Mode
     if (range.first >= range.end) {
         return;
     }
-    switch (t->tensor->form) {
-    case FILE_PLAIN:
-        hf_read_part_(view, range.first - begin, range.end - range.first, layer + range.first);
-        break;
-    case FILE_CONV1D:
+    if (hf_is_turned_(t)) {
         hf_read_turned_(view, row, layer, range.first / row->cols, (range.end + row->cols - 1) / row->cols,
                         chunk);
-        break;
-    case FILE_HEADS:
-    case FILE_QKV:
+    } else if (t->tensor->form >= FILE_HEADS) {
         hf_read_heads_(view, t, cfg, layer, range);
+    } else {
+        hf_read_part_(view, range.first - begin, range.end - range.first, layer + range.first);
+    }
+    for (size_t i = range.first; i < range.end && t->format == HF_GGUF && row->init == INIT_ONE; i++) {
+        layer[i] -= model_norm_offset(cfg); // GGUF has the sum
     }
 }
 
@@ -456,12 +487,14 @@ static int hf_is_mask_(const char* name) {
            (strcmp(what, "bias") == 0 || strcmp(what, "masked_bias") == 0);
 }
 
-// True for the frequencies of rotary positions, which old versions also saved; config.json has
-// them.
-static int hf_is_frequencies_(const char* name) {
-    static const char ending[] = "rotary_emb.inv_freq";
-    const size_t length = strlen(name), end = strlen(ending);
-    return length >= end && strcmp(name + length - end, ending) == 0;
+// True for the frequencies of rotary positions, which old versions also saved, and for GGUF's
+// divisors of them; the configuration has them.
+static int hf_is_frequencies_(ModelConfig cfg, const char* name) {
+    int is_factor = strcmp(name, gguf_factors_name(ROPE_LLAMA3, 0)) == 0;
+    for (int i = 0; i < GGUF_FACTORS && cfg.scaling.kind == ROPE_LONG; i++) {
+        is_factor |= strcmp(name, gguf_factors_name(ROPE_LONG, i)) == 0;
+    }
+    return is_factor || file_ends_in(name, "rotary_emb.inv_freq");
 }
 
 // True for a tensor of the parts that turn pictures into embeddings.
@@ -471,10 +504,10 @@ static int hf_is_vision_(const char* name) {
            strncmp(bare, "multi_modal_projector.", strlen("multi_modal_projector.")) == 0;
 }
 
-static HfOther_ hf_other_(const char* name) {
+static HfOther_ hf_other_(ModelConfig cfg, const char* name) {
     static const char* const heads[] = {"score.", "multiple_choice_head.", "qa_outputs.", "classifier.",
                                         "v_head."};
-    if (hf_is_mask_(name) || hf_is_frequencies_(name) ||
+    if (hf_is_mask_(name) || hf_is_frequencies_(cfg, name) ||
         strcmp(name, HF_CLASSIFIER_) == 0) { // see hf_check_classifier_
         return HF_KNOWN_;
     }
@@ -533,14 +566,14 @@ static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const S
             const int is_used = bsearch(&view, used, num_used, sizeof(*used), hf_by_address_) != NULL;
             const HfOther_ other = is_used                                   ? HF_KNOWN_
                                    : hf_is_prediction_(set, cfg, view->name) ? HF_PREDICTION_
-                                                                             : hf_other_(view->name);
+                                                                             : hf_other_(cfg, view->name);
             if (other != HF_KNOWN_) {
                 hf_add_name_(&names[other], view->name);
             }
         }
     }
-    CHECK(!names[HF_UNEXPECTED_].count, "%s: unexpected tensors: %s (%d; config.json says %d layers)",
-          set->path, names[HF_UNEXPECTED_].text, names[HF_UNEXPECTED_].count, cfg.L);
+    CHECK(!names[HF_UNEXPECTED_].count, "%s: unexpected tensors: %s (%d; the model has %d layers)", set->path,
+          names[HF_UNEXPECTED_].text, names[HF_UNEXPECTED_].count, cfg.L);
     for (int i = HF_HEAD_; i <= HF_VISION_; i++) {
         if (names[i].count) {
             printable_line(stderr, "note: %s: ignored %s: %s", set->path, notes[i], names[i].text);
@@ -597,8 +630,11 @@ static FileTensorName hf_newer_name_(FileTensorName name) {
 
 // Returns the tensor of the files that has t.
 static const SafeTensorsView* hf_find_whole_(const HfModel* model, const HfTensor_* t) {
-    const SafeTensorsView* fused = hf_find_fused_(model, t);
     const HfShape_ shape = hf_shape_(t, model->cfg);
+    if (t->format == HF_GGUF) {
+        return safetensors_set_require(&model->set, hf_name_(t).text, shape.ndim, shape.sizes);
+    }
+    const SafeTensorsView* fused = hf_find_fused_(model, t);
     const FileTensorName name = hf_name_(t), newer = hf_newer_name_(name);
     const FileTensorName first = hf_name_in_files_(model, name.text, t->row),
                          second = hf_name_in_files_(model, newer.text, t->row);
@@ -609,16 +645,16 @@ static const SafeTensorsView* hf_find_whole_(const HfModel* model, const HfTenso
                                            shape.sizes);
 }
 
-// Returns t in the files: a tensor, or its part of one with all experts, which lie there as in
-// memory.
+// Returns t in the files: a tensor, or its part of one with all experts. They lie there as in
+// memory; GGUF has one such tensor for each part of an MLP.
 static SafeTensorsView hf_find_(const HfModel* model, const HfTensor_* t) {
     SafeTensorsView view = *hf_find_whole_(model, t);
     if (view.ndim == 3) {
         const FileLines lines = hf_lines_(t, model->cfg);
-        const size_t element_bytes = view.bytes / view.elements;
-        view.data += lines.first * lines.width * element_bytes;
+        const size_t first = t->format == HF_GGUF ? (size_t)t->expert * lines.count : lines.first;
+        view.data += safetensors_bytes(view.dtype, first * lines.width);
         view.elements = lines.count * lines.width;
-        view.bytes = view.elements * element_bytes;
+        view.bytes = safetensors_bytes(view.dtype, view.elements);
     }
     return view;
 }
@@ -662,17 +698,22 @@ int hf_model_has(const char* directory, HfWeights which) {
     return file_exists(path);
 }
 
-void hf_model_open(HfModel* model, const char* directory, HfWeights which, ModelConfig cfg, Arch arch) {
+void hf_model_open(HfModel* model, const char* path, HfWeights which, ModelConfig cfg, Arch arch) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     size_t num_used = 0;
     model->cfg = cfg;
     model->arch = arch;
+    model->format = gguf_is_file(path) ? HF_GGUF : HF_SAFETENSORS;
     model_parameter_rows_of(rows, cfg, sizeof(float));
-    const SafeTensorsView** used =
-        (const SafeTensorsView**)check_alloc(hf_count_(rows, arch), sizeof(*used), "tensors of a model");
+    const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(hf_count_(rows, arch, model->format),
+                                                                        sizeof(*used), "tensors of a model");
     model->chunk = (float*)hf_chunk_open_(rows);
-    safetensors_set_open(&model->set, directory, hf_model_stem(which));
-    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, arch);) {
+    if (model->format == HF_GGUF) {
+        gguf_tensors_open(&model->set, path);
+    } else {
+        safetensors_set_open(&model->set, path, hf_model_stem(which));
+    }
+    for (HfTensor_ t = hf_before_first_(model->format); hf_next_(&t, rows, arch);) {
         used[num_used++] = hf_find_whole_(model, &t);
         if (t.row->init == INIT_VOCAB && !cfg.has_head) {
             hf_check_classifier_(&model->set, used[num_used - 1]);
@@ -717,7 +758,7 @@ static void hf_clear_padding_(const TensorRow* row, ModelConfig cfg, void* group
 }
 
 void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
-    for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, model->arch);) {
+    for (HfTensor_ t = hf_before_first_(model->format); hf_next_(&t, rows, model->arch);) {
         assert(t.row->element_bytes == sizeof(float));
         if (tensor_is_in_group(t.row, g) && t.l == model_group_layer(model->cfg, g)) {
             hf_read_tensor_(model, &t, g, (HfRange_){first, end}, (float*)group);

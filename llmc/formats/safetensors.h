@@ -27,30 +27,13 @@ functions, which return 0 and leave the message in `error`; the others end the p
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/xxh64.h"
+#include "llmc/formats/tensor_types.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 #define SAFETENSORS_MAX_DIMS 8
-
-// ---- types of elements ----
-
-// X(name in files, bytes)
-// clang-format off
-#define SAFETENSORS_TYPES_(X) \
-    X(F32, 4) X(F16, 2) X(BF16, 2) X(F64, 8) X(I64, 8) X(I32, 4) X(I16, 2) X(I8, 1) \
-    X(U64, 8) X(U32, 4) X(U16, 2) X(U8, 1) X(BOOL, 1)
-#define SAFETENSORS_VALUE_(name, bytes) SAFETENSORS_##name,
-// clang-format on
-typedef enum { SAFETENSORS_TYPES_(SAFETENSORS_VALUE_) SAFETENSORS_DTYPES } SafeTensorsDtype;
-
-const char* safetensors_dtype_name(SafeTensorsDtype dtype);
-
-size_t safetensors_dtype_bytes(SafeTensorsDtype dtype);
-
-// Converts `count` elements of a type to fp32, in place.
-void safetensors_widen(void* elements, SafeTensorsDtype dtype, size_t count);
 
 // ---- files in memory ----
 
@@ -83,6 +66,12 @@ typedef struct {
 // ---- the header ----
 
 void safetensors_sort(void* items, size_t count, size_t item_bytes, int (*compare)(const void*, const void*));
+
+// Sets elements and bytes of a tensor from its shape; 0 if they exceed what can be addressed.
+int safetensors_set_sizes(SafeTensorsView* view);
+
+// Sorts the tensors by name. Returns 0 with the reason in st->error if a name comes twice.
+int safetensors_sort_names(SafeTensors* st);
 
 // ---- reading ----
 
@@ -205,7 +194,6 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "llmc/base/float16.h"
 #include "llmc/base/json.h"
 #include "llmc/base/mapped_file.h"
 #include "llmc/base/text_buffer.h"
@@ -216,34 +204,6 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 #define SAFETENSORS_ALIGN_ 64
 
 #define SAFETENSORS_METADATA_ "__metadata__"
-
-// ---- types of elements ----
-
-#define SAFETENSORS_NAME_(name, bytes) #name,
-const char* safetensors_dtype_name(SafeTensorsDtype dtype) {
-    static const char* const names[] = {SAFETENSORS_TYPES_(SAFETENSORS_NAME_)};
-    return names[dtype];
-}
-
-#define SAFETENSORS_BYTES_(name, bytes) bytes,
-size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
-    static const size_t bytes[] = {SAFETENSORS_TYPES_(SAFETENSORS_BYTES_)};
-    return bytes[dtype];
-}
-
-// Returns element i of 16 bits, at any alignment.
-static float safetensors_narrow_(const void* elements, SafeTensorsDtype dtype, size_t i) {
-    uint16_t bits;
-    memcpy(&bits, (const char*)elements + i * sizeof(bits), sizeof(bits));
-    return dtype == SAFETENSORS_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
-}
-
-void safetensors_widen(void* elements, SafeTensorsDtype dtype, size_t count) {
-    float* wide = (float*)elements;
-    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) { // from the end
-        wide[i] = safetensors_narrow_(elements, dtype, i);
-    }
-}
 
 // ---- files in memory ----
 
@@ -362,22 +322,24 @@ static SafeTensorsShapeText_ safetensors_shape_text_(int ndim, const size_t* sha
     return out;
 }
 
-// Sets the sizes of a tensor from its shape; 0 if they exceed what can be addressed.
-static int safetensors_sizes_(SafeTensorsView* view) {
+int safetensors_set_sizes(SafeTensorsView* view) {
     view->elements = 1;
     for (int i = 0; i < view->ndim; i++) {
         if (__builtin_mul_overflow(view->elements, view->shape[i], &view->elements)) {
             return 0;
         }
     }
-    return !__builtin_mul_overflow(view->elements, safetensors_dtype_bytes(view->dtype), &view->bytes);
+    const int fits =
+        !__builtin_mul_overflow(view->elements, safetensors_dtype_bytes(view->dtype), &view->bytes);
+    view->bytes /= safetensors_dtype_block(view->dtype);
+    return fits;
 }
 
 // Locates a tensor's data in the file; `begin` is the start of the data of all tensors.
 static int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t begin, const size_t offsets[2]) {
     const size_t data_bytes = st->map_bytes - begin;
     const SafeTensorsShapeText_ shape = safetensors_shape_text_(view->ndim, view->shape);
-    if (!safetensors_sizes_(view)) {
+    if (!safetensors_set_sizes(view)) {
         return error_set(st->error, st->path, "tensor %s: shape %s is too large", view->name, shape.text);
     }
     if (offsets[0] > offsets[1] || offsets[1] > data_bytes) {
@@ -445,7 +407,7 @@ static int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
     return 1;
 }
 
-static int safetensors_check_names_(SafeTensors* st) {
+int safetensors_sort_names(SafeTensors* st) {
     safetensors_sort(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_name_);
     for (size_t i = 1; i < st->num_tensors; i++) {
         if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0) {
@@ -477,24 +439,7 @@ static int safetensors_parse_(SafeTensors* st) {
     memcpy(st->header, st->map + first, bytes);
     JsonReader text = {st->path, st->error, st->header, bytes, 0, first};
     return safetensors_entries_(st, &text) && safetensors_check_places_(st, st->map + first + bytes) &&
-           safetensors_check_names_(st);
-}
-
-// Maps a file. An empty one has no map.
-static int safetensors_map_(char* error, const char* path, unsigned char** map, size_t* bytes) {
-    struct stat info;
-    const int fd = file_open_regular(path, error);
-    if (fd < 0) {
-        return 0;
-    }
-    int ok = fstat(fd, &info) == 0 || error_set(error, path, "cannot read its size: %s", strerror(errno));
-    if (ok && info.st_size > 0) {
-        *map = (unsigned char*)mapped_file(fd, (size_t)info.st_size, path, error);
-        ok = *map != NULL;
-    }
-    close(fd); // the mapping stays
-    *bytes = ok ? (size_t)info.st_size : 0;
-    return ok;
+           safetensors_sort_names(st);
 }
 
 static void safetensors_unmap_(unsigned char* map, size_t bytes) {
@@ -517,7 +462,7 @@ void safetensors_close(SafeTensors* st) {
 int safetensors_try_open(SafeTensors* st, const char* path) {
     memset(st, 0, sizeof(*st));
     st->path = safetensors_copy_(path);
-    const int ok = safetensors_map_(st->error, path, &st->map, &st->map_bytes) && safetensors_parse_(st);
+    const int ok = mapped_path(path, &st->map, &st->map_bytes, st->error) && safetensors_parse_(st);
     if (!ok) {
         safetensors_close(st);
     }
@@ -573,19 +518,12 @@ static void safetensors_release_(const unsigned char* from, size_t bytes) {
 }
 
 static void safetensors_read_piece_(const SafeTensorsView* view, size_t start, size_t count, float* out) {
-    const SafeTensorsDtype dtype = view->dtype;
-    CHECK(dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F16 || dtype == SAFETENSORS_BF16,
-          "%s: tensor %s is %s, wanted F32, F16 or BF16", view->path, view->name,
-          safetensors_dtype_name(dtype));
+    CHECK(safetensors_dtype_is_real(view->dtype), "%s: tensor %s is %s, wanted F32, F16 or BF16", view->path,
+          view->name, safetensors_dtype_name(view->dtype));
     assert(start <= view->elements && count <= view->elements - start);
-    const unsigned char* from = view->data + start * safetensors_dtype_bytes(dtype);
-    if (dtype == SAFETENSORS_F32 && count) {
-        memcpy(out, from, count * sizeof(float));
-    }
-    for (size_t i = 0; dtype != SAFETENSORS_F32 && i < count; i++) {
-        out[i] = safetensors_narrow_(from, dtype, i);
-    }
-    safetensors_release_(from, count * safetensors_dtype_bytes(dtype));
+    safetensors_decode(out, view->data, view->dtype, start, count);
+    safetensors_release_(view->data + safetensors_bytes(view->dtype, start),
+                         safetensors_bytes(view->dtype, count));
 }
 
 void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count, float* out) {
@@ -601,9 +539,10 @@ void safetensors_read_f32(const SafeTensorsView* view, float* out) {
 }
 
 void safetensors_release(const SafeTensorsView* view, size_t start, size_t count) {
-    const size_t bytes = safetensors_dtype_bytes(view->dtype), page = (size_t)sysconf(_SC_PAGESIZE);
-    const uintptr_t begin = (uintptr_t)(view->data + start * bytes) / page * page,
-                    end = (uintptr_t)(view->data + (start + count) * bytes);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t data = (uintptr_t)view->data,
+                    begin = (data + safetensors_bytes(view->dtype, start)) / page * page,
+                    end = data + safetensors_bytes(view->dtype, start + count);
     if (end > begin) { // only advice: if it fails, the pages stay
         madvise((void*)begin, end - begin, MADV_DONTNEED);
     }
@@ -696,7 +635,7 @@ static int safetensors_set_index_(SafeTensorsSet* set, const char* path) {
     unsigned char* map = NULL;
     size_t bytes = 0, count = 0;
     SafeTensorsPair* pairs = NULL;
-    if (!safetensors_map_(set->error, path, &map, &bytes)) {
+    if (!mapped_path(path, &map, &bytes, set->error)) {
         return 0;
     }
     if (bytes > SAFETENSORS_MAX_HEADER_) {
@@ -808,7 +747,7 @@ void safetensors_writer_declare(SafeTensorsWriter* writer, const char* name, Saf
     for (int i = 0; i < ndim; i++) {
         view.shape[i] = shape[i];
     }
-    CHECK(safetensors_sizes_(&view) && view.bytes <= SIZE_MAX / 2 - writer->data_bytes,
+    CHECK(safetensors_set_sizes(&view) && view.bytes <= SIZE_MAX / 2 - writer->data_bytes,
           "%s: tensor %s of shape %s is too large", writer->file.path, name,
           safetensors_shape_text_(ndim, shape).text);
     assert(writer->data_bytes % safetensors_dtype_bytes(dtype) == 0);

@@ -25,7 +25,7 @@ void run_agree_on_parameters(Run* run);
 #include <stdio.h>
 
 #include "llmc/comm/comm.h"
-#include "llmc/formats/safetensors.h"
+#include "llmc/formats/tensor_types.h"
 #include "llmc/model/map.h"
 #include "llmc/model/tensors.h"
 #include "llmc/parallel/grid.h"

@@ -101,7 +101,7 @@ void setup_check_mup(const Settled* s);
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/data/encoded_text.h"
 #include "llmc/data/fill_in_middle.h"
-#include "llmc/formats/gguf.h"
+#include "llmc/formats/gguf_arch.h"
 #include "llmc/formats/hf_config_write.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"

@@ -320,7 +320,7 @@ const OptionRow OPTION_TABLE[] = {
 
     {"model",       "model",          "e",  STRING_(model.path),                  0,       0, RUN_ | BOTH_ | READS_(MODEL) | BASIC_, "",
         "SIZE|PATH", "a size (d12, gpt3:c768, llama:135m, qwen3:0.6b, nanochat:d12; speedrun also sets rates and steps), or weights "
-        "to start from: a Hugging Face directory, the --out of a run or an llm.c .bin"},
+        "to start from: a Hugging Face directory, the --out of a run, a .gguf or an llm.c .bin"},
     {"model",       "weights",        "",   CHOICE_(model.weights),               0,       0, BOTH_, "last",
         WORDS_CHOICE(HF_WEIGHTS_WORDS), "weights to read from --model DIR: the last ones, or the average that "
         "--average kept in model_average.safetensors"},

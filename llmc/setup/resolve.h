@@ -118,6 +118,8 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/bf16/machine_peak.h"
 #include "llmc/data/packing.h"
 #include "llmc/data/target_mask.h"
+#include "llmc/base/gguf_file.h"
+#include "llmc/formats/gguf_config.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/bf16_weights.h"
@@ -131,7 +133,10 @@ int setup_asks_for_samples(const Options* options);
 
 ModelConfig setup_read_model(const char* path) {
     const ModelConfig none = {0};
-    return !path ? none : file_is_directory(path) ? hf_config_read(path) : llmc_bin_read_config(path);
+    return !path                     ? none
+           : file_is_directory(path) ? hf_config_read(path)
+           : gguf_is_file(path)      ? gguf_config_read(path)
+                                     : llmc_bin_read_config(path);
 }
 
 char* setup_kept_config(const char* path) {

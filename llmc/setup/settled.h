@@ -17,7 +17,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 
 #include "llmc/base/check.h"
 #include "llmc/data/mixture.h"
-#include "llmc/formats/safetensors.h"
+#include "llmc/formats/tensor_types.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/map_walk.h"
 #include "llmc/model/model.h"

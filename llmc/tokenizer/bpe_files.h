@@ -7,6 +7,7 @@ tokenizer.json.
     merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in GPT-2's order
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
     tokenizer.model        SentencePiece's (bpe_model.h)
+    .gguf                  a model of llama.cpp, with its tokenizer (bpe_gguf.h)
 
 Reading takes any of them, recognized by its content, or a directory: its tokenizer.json or, without
 one, its tokenizer.model, or else its merges.txt (a vocab.json beside it must agree). A file must be
@@ -65,21 +66,12 @@ void bpe_write_hf(const Bpe* bpe, const ModelCard* card, const char* directory, 
 // Returns a checksum of all tokens, the same for every file format.
 uint64_t bpe_checksum(const Bpe* bpe);
 
-// Prints the tokens below V in the order of their ids, one per line, spelled in visible characters;
-// for other formats.
-void bpe_print_tokens(const Bpe* bpe, int V, FILE* file);
+// Prints a token, spelled in visible characters; for other formats.
+void bpe_print_token(const Bpe* bpe, int id, FILE* file);
 
 // True if text is split and merged as GPT-2 does, whatever the tokens: files but tokenizer.json can
 // say no more.
 int bpe_is_like_gpt2(const Bpe* bpe);
-
-// Returns the name that GGUF has for how text is split and merged ("tokenizer.ggml.pre"); NULL:
-// none.
-const char* bpe_gguf_pre(const Bpe* bpe);
-
-// Sets the scores (V) of tokens of SentencePiece's kind, by which GGUF ranks merges: the highest is
-// first. Returns 0 if the merges have no such order.
-int bpe_gguf_scores(const Bpe* bpe, float* scores);
 
 // Prints the merges in the order of their ranks, "A B", one per line.
 void bpe_print_merges(const Bpe* bpe, FILE* file);
@@ -100,12 +92,14 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/gguf_file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
-#include "llmc/tokenizer/bpe_spelling.h"
+#include "llmc/tokenizer/bpe_gguf.h"
 #include "llmc/tokenizer/bpe_json.h"
 #include "llmc/tokenizer/bpe_model.h"
+#include "llmc/tokenizer/bpe_sentence.h"
 
 #define BPE_MAX_CONFIG_ ((size_t)16 << 20) // largest tokenizer_config.json
 
@@ -498,6 +492,10 @@ int bpe_path(char path[PATH_MAX], const char* directory, const char* name) {
 }
 
 static void bpe_open_file_(Bpe* bpe, const char* path) {
+    if (gguf_is_file(path)) {
+        bpe_open_gguf(bpe, path);
+        return;
+    }
     BpeFile file = bpe_read_(path);
     bpe_open_data_(bpe, &file);
 }
@@ -712,62 +710,15 @@ uint64_t bpe_checksum(const Bpe* bpe) {
     return xxh64_value(&hash);
 }
 
-const char* bpe_gguf_pre(const Bpe* bpe) {
-    const BpePattern p = bpe->rules.pattern;
-    if (p.style == BPE_SENTENCE) {
-        float* scores = (float*)check_alloc((size_t)bpe->vocab_size, sizeof(float), "scores");
-        const int ok = bpe_gguf_scores(bpe, scores);
-        free(scores);
-        return ok ? "default" : NULL;
-    }
-    return p.style == BPE_CL100K && p.digits == 1   ? "qwen2"
-           : p.style == BPE_CL100K && p.digits == 3 ? (bpe->finds_pieces ? "llama-bpe" : "dbrx")
-           : p.style == BPE_CL100K                  ? NULL
-           : p.digits_first                         ? (p.digits ? "smollm" : NULL)
-           : p.normalizes                           ? "olmo"
-                                                    : "gpt-2";
-}
-
-// GGUF joins any two tokens whose union is one, so each such pair must be a merge, and all merges
-// of a token stand together. Words are cut out first.
-int bpe_gguf_scores(const Bpe* bpe, float* scores) {
-    const int* made = bpe->pairs.made;
-    BpeListed_* ways = NULL;
-    size_t room = 0;
-    int score = 0, ok = 1;
-    memset(scores, 0, (size_t)bpe->vocab_size * sizeof(float));
-    for (int rank = 0; rank < bpe->num_ranks; rank++) {
-        if (bpe->tokens[made[rank]].kind == BPE_TOKEN && (rank == 0 || made[rank] != made[rank - 1])) {
-            ok &= scores[made[rank]] == 0;
-            scores[made[rank]] = (float)--score;
-        }
-    }
-    for (int id = 0; id < bpe->vocab_size && ok; id++) {
-        const BpeToken_ token = bpe->tokens[id];
-        ways = (BpeListed_*)check_reserve(ways, &room, token.length, sizeof(BpeListed_), "merges");
-        const size_t count = token.kind == BPE_TOKEN ? bpe_ways(bpe, id, 0, ways) : 0;
-        for (size_t i = 0; i < count; i++) {
-            const int rank = bpe_pair_(&bpe->pairs, ways[i].left, ways[i].right);
-            ok &= rank != BPE_NONE_ && made[rank] == id;
-        }
-        if (token.kind == BPE_TOKEN && scores[id] == 0) { // a character
-            scores[id] = (float)(score - 1);
-        }
-    }
-    free(ways);
-    return ok;
-}
-
-void bpe_print_tokens(const Bpe* bpe, int V, FILE* file) {
+void bpe_print_token(const Bpe* bpe, int id, FILE* file) {
     const BpeSpelling spelling = bpe_spelling();
-    for (int id = 0; id < bpe->vocab_size && id < V; id++) {
-        const BpeToken_ token = bpe->tokens[id];
-        if (token.kind != BPE_TOKEN) {
-            fwrite(token.text, 1, token.length, file);
-        } else {
-            bpe_put_spelled(&spelling, token, BPE_UTF8, file);
-        }
-        fputc('\n', file);
+    const BpeToken_ token = bpe->tokens[id];
+    if (bpe->rules.pattern.style == BPE_SENTENCE) {
+        bpe_print_sentence_token(token, file);
+    } else if (token.kind != BPE_TOKEN) {
+        fwrite(token.text, 1, token.length, file);
+    } else {
+        bpe_put_spelled(&spelling, token, BPE_UTF8, file);
     }
 }
 

@@ -14,6 +14,7 @@ the files beside it say which of them start and end a text (model_card.h).
 
 #include <stddef.h>
 
+#include "llmc/base/json.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_parts.h"
 #include "llmc/tokenizer/bpe_sentence.h"
@@ -23,6 +24,43 @@ the files beside it say which of them start and end a text (model_card.h).
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+typedef struct {
+    BpeSpan text; // as spelled in the file
+    size_t id;
+} BpeNamed;
+
+// Added token.
+typedef struct {
+    BpeSpan text;
+    size_t id;
+    int is_special, is_raw; // raw: matches the text before it is normalized
+    // supported only for special tokens, which are never looked for
+    int single_word, lstrip, rstrip;
+} BpeAdded;
+
+// Contents of such a file, in the memory of its bytes; not a vocabulary yet.
+typedef struct {
+    JsonReader json;
+    BpeSpelling spelling;
+    BpeNamed* tokens; // vocabulary
+    BpeAdded* added;  // special tokens, words, end-of-text; the vocabulary may also have them
+    BpeSpan (*merges)[2];
+    size_t num_tokens, num_added, num_merges;
+    int has_model, is_bytes; // parts that were found, and are as required
+    BpePattern pattern;
+    int has_pattern;
+    int finds_pieces;                           // ignore_merges
+    int falls_back;                             // byte_fallback
+    int has_replace, has_metaspace, has_blanks; // parts that replace blanks; that split at them
+    int blanks;                                 // BPE_BLANK_BEFORE ...
+    const char* start; // the only token that its post_processor puts before a text; NULL: none
+    int num_starts;    // tokens that it puts before a text
+    int is_after_text; // while a template is read
+} BpeJson;
+
+// Opens what a file has, with the facts of the files beside it. Takes over the memory of all.
+void bpe_json_open_parts(Bpe* bpe, BpeJson* v, const BpeFile* file, CardFiles* files);
 
 // Opens such a file, whose bytes the vocabulary takes over.
 void bpe_open_json(Bpe* bpe, const BpeFile* file);
@@ -41,54 +79,17 @@ void bpe_open_json(Bpe* bpe, const BpeFile* file);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/base/json.h"
 #include "llmc/base/printable.h"
-
-// ---- the parts of the file ----
 
 // ---- reading vocab.json and tokenizer.json ----
 
-typedef struct {
-    BpeSpan text; // as spelled in the file
-    size_t id;
-} BpeNamed_;
-
-// Added token.
-typedef struct {
-    BpeSpan text;
-    size_t id;
-    int is_special, is_raw; // raw: matches the text before it is normalized
-    // supported only for special tokens, which are never looked for
-    int single_word, lstrip, rstrip;
-} BpeAdded_;
-
-// Contents of such a file, in the memory of its bytes; not a vocabulary yet.
-typedef struct {
-    JsonReader json;
-    BpeSpelling spelling;
-    BpeNamed_* tokens; // vocabulary
-    BpeAdded_* added;  // special tokens, words, end-of-text; the vocabulary may also have them
-    BpeSpan (*merges)[2];
-    size_t num_tokens, num_added, num_merges;
-    int has_model, is_bytes; // parts that were found, and are as required
-    BpePattern pattern;
-    int has_pattern;
-    int finds_pieces;                           // ignore_merges
-    int falls_back;                             // byte_fallback
-    int has_replace, has_metaspace, has_blanks; // parts that replace blanks; that split at them
-    int blanks;                                 // BPE_BLANK_BEFORE ...
-    const char* start; // the only token that its post_processor puts before a text; NULL: none
-    int num_starts;    // tokens that it puts before a text
-    int is_after_text; // while a template is read
-} BpeJson_;
-
-static int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, const char* wanted) {
+static int bpe_json_refuse_(BpeJson* v, const char* found, const char* what, const char* wanted) {
     const BpeSpan span = {(unsigned char*)what, strlen(what)};
     return error_set(v->json.error, v->json.path, "%s %s, wanted %s", found, bpe_excerpt(span).text, wanted);
 }
 
 // Reads an array, each element with `read`.
-static int bpe_json_each_(BpeJson_* v, int (*read)(BpeJson_* v)) {
+static int bpe_json_each_(BpeJson* v, int (*read)(BpeJson* v)) {
     JsonWalk walk = json_walk(&v->json, '[');
     while (json_step(&walk, NULL)) {
         walk.ok = read(v);
@@ -97,17 +98,17 @@ static int bpe_json_each_(BpeJson_* v, int (*read)(BpeJson_* v)) {
 }
 
 // Reads one "token": id, after its key.
-static int bpe_json_token_(BpeJson_* v, const char* text, size_t length) {
-    BpeNamed_ token = {{(unsigned char*)text, length}, 0};
+static int bpe_json_token_(BpeJson* v, const char* text, size_t length) {
+    BpeNamed token = {{(unsigned char*)text, length}, 0};
     if (!json_natural(&v->json, &token.id)) {
         return 0;
     }
-    v->tokens = (BpeNamed_*)check_grow(v->tokens, v->num_tokens, sizeof(*v->tokens), "vocabulary");
+    v->tokens = (BpeNamed*)check_grow(v->tokens, v->num_tokens, sizeof(*v->tokens), "vocabulary");
     v->tokens[v->num_tokens++] = token;
     return 1;
 }
 
-static int bpe_json_vocab_(BpeJson_* v) {
+static int bpe_json_vocab_(BpeJson* v) {
     const char* text;
     size_t length;
     JsonWalk walk = json_walk(&v->json, '{');
@@ -118,7 +119,7 @@ static int bpe_json_vocab_(BpeJson_* v) {
 }
 
 // Reads one side of a merge.
-static int bpe_json_side_(BpeJson_* v, BpeSpan* side) {
+static int bpe_json_side_(BpeJson* v, BpeSpan* side) {
     const char* text;
     size_t length;
     if (!json_text(&v->json, &text, &length)) {
@@ -130,7 +131,7 @@ static int bpe_json_side_(BpeJson_* v, BpeSpan* side) {
 }
 
 // Reads "A B", or ["A", "B"] of newer files.
-static int bpe_json_sides_(BpeJson_* v, BpeSpan sides[2]) {
+static int bpe_json_sides_(BpeJson* v, BpeSpan sides[2]) {
     if (json_peek(&v->json) == '[') {
         return json_take(&v->json, '[') && bpe_json_side_(v, &sides[0]) && json_take(&v->json, ',') &&
                bpe_json_side_(v, &sides[1]) && json_take(&v->json, ']');
@@ -145,7 +146,7 @@ static int bpe_json_sides_(BpeJson_* v, BpeSpan sides[2]) {
 }
 
 // Reads one element of merges.
-static int bpe_json_merge_(BpeJson_* v) {
+static int bpe_json_merge_(BpeJson* v) {
     BpeSpan sides[2];
     if (!bpe_json_sides_(v, sides)) {
         return 0;
@@ -156,7 +157,7 @@ static int bpe_json_merge_(BpeJson_* v) {
 }
 
 // Reads a value that must be null or an empty string.
-static int bpe_json_nothing_(BpeJson_* v, const char* key) {
+static int bpe_json_nothing_(BpeJson* v, const char* key) {
     const char* text = key;
     const int c = json_peek(&v->json);
     if (c == 'n') {
@@ -168,7 +169,7 @@ static int bpe_json_nothing_(BpeJson_* v, const char* key) {
     return text[0] == '\0' || error_set(v->json.error, v->json.path, "the model has a %s, wanted null", key);
 }
 
-static int bpe_json_model_member_(BpeJson_* v, const char* key) {
+static int bpe_json_model_member_(BpeJson* v, const char* key) {
     const char* type;
     if (strcmp(key, "type") == 0) {
         return json_name(&v->json, &type) &&
@@ -186,7 +187,7 @@ static int bpe_json_model_member_(BpeJson_* v, const char* key) {
 }
 
 // Reads the model. Files of 2019 have no type.
-static int bpe_json_model_(BpeJson_* v) {
+static int bpe_json_model_(BpeJson* v) {
     const char* key;
     JsonWalk walk = json_walk(&v->json, '{');
     while (json_step(&walk, &key)) {
@@ -196,20 +197,20 @@ static int bpe_json_model_(BpeJson_* v) {
     return walk.ok;
 }
 
-static int bpe_json_add_(BpeJson_* v, BpeAdded_ token) {
+static int bpe_json_add_(BpeJson* v, BpeAdded token) {
     if (token.text.length == 0) {
         return error_set(v->json.error, v->json.path, "the added token %zu is empty", token.id);
     }
-    v->added = (BpeAdded_*)check_grow(v->added, v->num_added, sizeof(*v->added), "vocabulary");
+    v->added = (BpeAdded*)check_grow(v->added, v->num_added, sizeof(*v->added), "vocabulary");
     v->added[v->num_added++] = token;
     return 1;
 }
 
 // Reads one object of added_tokens.
-static int bpe_json_added_token_(BpeJson_* v) {
+static int bpe_json_added_token_(BpeJson* v) {
     const char *key, *content = "";
     size_t length = 0;
-    BpeAdded_ token = {{NULL, 0}, SIZE_MAX, 0, 0, 0, 0, 0};
+    BpeAdded token = {{NULL, 0}, SIZE_MAX, 0, 0, 0, 0, 0};
     int is_normalized = 0;
     JsonWalk walk = json_walk(&v->json, '{');
     while (json_step(&walk, &key)) {
@@ -241,7 +242,7 @@ typedef struct {
 } BpeJsonStep_;
 
 // Reads {"Regex": "..."}, or {"String": "..."}.
-static int bpe_json_regex_(BpeJson_* v, BpeJsonStep_* step) {
+static int bpe_json_regex_(BpeJson* v, BpeJsonStep_* step) {
     const char* kind;
     if (!json_take(&v->json, '{') || json_member(&v->json, JSON_FIRST, &kind) <= 0) {
         return 0;
@@ -253,7 +254,7 @@ static int bpe_json_regex_(BpeJson_* v, BpeJsonStep_* step) {
 }
 
 // Reads a step. `each` reads a step of a sequence.
-static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_* v)) {
+static int bpe_json_step_(BpeJson* v, BpeJsonStep_* step, int (*each)(BpeJson* v)) {
     static const BpeJsonStep_ defaults = {"without a type", "", "", 1, 1, 0, 0, 0, 1, "", ""};
     const char* key;
     *step = defaults;
@@ -282,7 +283,7 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step, int (*each)(BpeJson_*
     return walk.ok;
 }
 
-static int bpe_json_normalizer_(BpeJson_* v) {
+static int bpe_json_normalizer_(BpeJson* v) {
     BpeJsonStep_ step;
     if (!bpe_json_step_(v, &step, bpe_json_normalizer_)) {
         return 0;
@@ -300,14 +301,14 @@ static int bpe_json_normalizer_(BpeJson_* v) {
            bpe_json_refuse_(v, "normalization by", step.type, "none, NFC, Prepend or Replace");
 }
 
-static int bpe_json_digits_(BpeJson_* v, const BpeJsonStep_* step) {
+static int bpe_json_digits_(BpeJson* v, const BpeJsonStep_* step) {
     v->pattern.digits_first = 1;
     v->pattern.digits = step->individual_digits;
     return !v->has_pattern || bpe_json_refuse_(v, "the pre_tokenizer", "Digits", "it before the others");
 }
 
 // Reads a Split by a regular expression, whose matches are the pieces.
-static int bpe_json_split_(BpeJson_* v, const BpeJsonStep_* step) {
+static int bpe_json_split_(BpeJson* v, const BpeJsonStep_* step) {
     BpePattern pattern;
     if (step->is_literal && strcmp(step->pattern, " ") == 0 && !v->has_pattern) {
         v->has_blanks = 1; // none are left once they are replaced
@@ -342,7 +343,7 @@ static int bpe_json_split_(BpeJson_* v, const BpeJsonStep_* step) {
     return 1;
 }
 
-static int bpe_json_bytes_(BpeJson_* v, const BpeJsonStep_* step) {
+static int bpe_json_bytes_(BpeJson* v, const BpeJsonStep_* step) {
     if (step->add_prefix_space) {
         return bpe_json_refuse_(v, "the pre_tokenizer", step->type, "it with add_prefix_space false");
     }
@@ -356,7 +357,7 @@ static int bpe_json_bytes_(BpeJson_* v, const BpeJsonStep_* step) {
 }
 
 // Reads a Metaspace, which replaces blanks.
-static int bpe_json_metaspace_(BpeJson_* v, const BpeJsonStep_* step) {
+static int bpe_json_metaspace_(BpeJson* v, const BpeJsonStep_* step) {
     const int is_first = strcmp(step->scheme, "first") == 0, is_never = strcmp(step->scheme, "never") == 0;
     if (step->split || strcmp(step->blank, BPE_BLANK_SPELLED) != 0 ||
         !(is_first || is_never || strcmp(step->scheme, "always") == 0)) {
@@ -368,7 +369,7 @@ static int bpe_json_metaspace_(BpeJson_* v, const BpeJsonStep_* step) {
     return 1;
 }
 
-static int bpe_json_pre_tokenizer_(BpeJson_* v) {
+static int bpe_json_pre_tokenizer_(BpeJson* v) {
     BpeJsonStep_ step;
     if (!bpe_json_step_(v, &step, bpe_json_pre_tokenizer_)) {
         return 0;
@@ -386,7 +387,7 @@ static int bpe_json_pre_tokenizer_(BpeJson_* v) {
 }
 
 // Reads {"id": "<s>", ...} of a template.
-static int bpe_json_special_(BpeJson_* v) {
+static int bpe_json_special_(BpeJson* v) {
     const char *key, *name;
     JsonWalk walk = json_walk(&v->json, '{');
     while (json_step(&walk, &key)) {
@@ -400,7 +401,7 @@ static int bpe_json_special_(BpeJson_* v) {
 }
 
 // Reads one element of a template: {"SpecialToken": {...}} or {"Sequence": {...}}.
-static int bpe_json_template_(BpeJson_* v) {
+static int bpe_json_template_(BpeJson* v) {
     const char* key;
     if (!json_take(&v->json, '{') || json_member(&v->json, JSON_FIRST, &key) <= 0 ||
         !(strcmp(key, "SpecialToken") == 0 ? bpe_json_special_(v)
@@ -416,7 +417,7 @@ static int bpe_json_template_(BpeJson_* v) {
 
 // Reads a post_processor, or one of a sequence, for the token it puts beside a text. "cls" is
 // RoBERTa's.
-static int bpe_json_processor_(BpeJson_* v) {
+static int bpe_json_processor_(BpeJson* v) {
     const char* key;
     JsonWalk walk = json_walk(&v->json, '{');
     while (json_step(&walk, &key)) {
@@ -431,12 +432,12 @@ static int bpe_json_processor_(BpeJson_* v) {
     return walk.ok;
 }
 
-static int bpe_json_post_processor_(BpeJson_* v) {
+static int bpe_json_post_processor_(BpeJson* v) {
     return json_peek(&v->json) == 'n' ? json_skip(&v->json) : bpe_json_processor_(v);
 }
 
 // Reads the whole file: in a tokenizer.json no value is a number, in a vocab.json all are.
-static int bpe_json_file_(BpeJson_* v) {
+static int bpe_json_file_(BpeJson* v) {
     const char* key;
     size_t length;
     JsonWalk walk = json_walk(&v->json, '{');
@@ -454,7 +455,7 @@ static int bpe_json_file_(BpeJson_* v) {
 }
 
 // Returns the added token with this text; NULL: none.
-static const BpeAdded_* bpe_json_find_added_(const BpeJson_* v, const char* text) {
+static const BpeAdded* bpe_json_find_added_(const BpeJson* v, const char* text) {
     for (size_t i = 0; i < v->num_added; i++) {
         if (bpe_span_is(v->added[i].text, text)) {
             return &v->added[i];
@@ -464,14 +465,14 @@ static const BpeAdded_* bpe_json_find_added_(const BpeJson_* v, const char* text
 }
 
 // Makes end-of-text in the vocabulary an added token, as tokenizer.json has it.
-static void bpe_add_json_eot_(BpeJson_* v) {
+static void bpe_add_json_eot_(BpeJson* v) {
     for (size_t i = 0; i < v->num_tokens; i++) {
-        const BpeNamed_ token = v->tokens[i];
+        const BpeNamed token = v->tokens[i];
         if (!bpe_span_is(token.text, BPE_EOT_TEXT)) {
             continue;
         }
-        const BpeAdded_ eot = {token.text, token.id, 1, 0, 0, 0, 0},
-                        *listed = bpe_json_find_added_(v, BPE_EOT_TEXT);
+        const BpeAdded eot = {token.text, token.id, 1, 0, 0, 0, 0},
+                       *listed = bpe_json_find_added_(v, BPE_EOT_TEXT);
         CHECK(!listed || listed->id == token.id, "%s: %s is token %zu, and token %zu", v->json.path,
               BPE_EOT_TEXT, listed->id, token.id);
         if (!listed) {
@@ -481,7 +482,7 @@ static void bpe_add_json_eot_(BpeJson_* v) {
 }
 
 // Counts the ids: tokens, and added ones that the vocabulary lacks.
-static size_t bpe_json_size_(const BpeJson_* v, const char* path) {
+static size_t bpe_json_size_(const BpeJson* v, const char* path) {
     const size_t most = v->num_tokens + v->num_added;
     char* is_taken = (char*)check_alloc(most + 1, 1, "vocabulary");
     size_t V = v->num_tokens;
@@ -503,7 +504,7 @@ static size_t bpe_json_size_(const BpeJson_* v, const char* path) {
 }
 
 // Returns the added token with this id; NULL: none.
-static const BpeAdded_* bpe_json_added_(const BpeJson_* v, size_t id) {
+static const BpeAdded* bpe_json_added_(const BpeJson* v, size_t id) {
     for (size_t i = 0; i < v->num_added; i++) {
         if (v->added[i].id == id) {
             return &v->added[i];
@@ -514,9 +515,9 @@ static const BpeAdded_* bpe_json_added_(const BpeJson_* v, size_t id) {
 
 // Returns the token that stands before each document: the one that the post_processor puts there,
 // or else the first of the usual ones, or the one that the files beside it name.
-static const BpeAdded_* bpe_json_start_(const BpeJson_* v, const CardFiles* files, const char* path) {
+static const BpeAdded* bpe_json_start_(const BpeJson* v, const CardFiles* files, const char* path) {
     static const char* const usual[] = {BPE_EOT_TEXT, "<|begin_of_text|>", "<|bos|>", "<s>", "<bos>"};
-    const BpeAdded_* start = v->start && v->num_starts == 1 ? bpe_json_find_added_(v, v->start) : NULL;
+    const BpeAdded* start = v->start && v->num_starts == 1 ? bpe_json_find_added_(v, v->start) : NULL;
     for (size_t i = 0; !start && i < sizeof(usual) / sizeof(usual[0]); i++) {
         start = bpe_json_find_added_(v, usual[i]);
     }
@@ -530,7 +531,7 @@ static const BpeAdded_* bpe_json_start_(const BpeJson_* v, const CardFiles* file
 }
 
 // Checks that a file of SentencePiece's kind has nothing else.
-static void bpe_check_json_sentence_(const BpeJson_* v, const char* path) {
+static void bpe_check_json_sentence_(const BpeJson* v, const char* path) {
     CHECK(v->has_replace + v->has_metaspace == 1 && !v->pattern.normalizes,
           "%s: blanks are replaced by U+2581, and text by another step, wanted only one of them", path);
     CHECK(!v->has_pattern && !v->pattern.digits_first && (!v->has_blanks || v->has_replace),
@@ -539,7 +540,7 @@ static void bpe_check_json_sentence_(const BpeJson_* v, const char* path) {
 }
 
 // Checks that the parts of the file exist and their sizes fit.
-static void bpe_check_json_(const BpeJson_* v, const char* path) {
+static void bpe_check_json_(const BpeJson* v, const char* path) {
     const int is_sentence = v->pattern.style == BPE_SENTENCE;
     if (is_sentence) {
         bpe_check_json_sentence_(v, path);
@@ -555,7 +556,7 @@ static void bpe_check_json_(const BpeJson_* v, const char* path) {
 }
 
 // Adds a word, which is looked for in the text, or in the normalized one.
-static void bpe_add_json_word_(Bpe* bpe, const BpeJson_* v, BpeAdded_ token, const char* path) {
+static void bpe_add_json_word_(Bpe* bpe, const BpeJson* v, BpeAdded token, const char* path) {
     const int is_sentence = v->pattern.style == BPE_SENTENCE, is_raw = token.is_raw || v->has_metaspace;
     const BpeWord word = {token.text.text, (uint32_t)token.text.length, (int)token.id,
                           is_raw ? BPE_RAW_WORDS : BPE_NORMAL_WORDS, token.rstrip};
@@ -570,9 +571,9 @@ static void bpe_add_json_word_(Bpe* bpe, const BpeJson_* v, BpeAdded_ token, con
     bpe_add_word(bpe, word, path);
 }
 
-static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
+static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson* v, const char* path) {
     for (size_t i = 0; i < v->num_added; i++) {
-        const BpeAdded_ token = v->added[i];
+        const BpeAdded token = v->added[i];
         size_t controls = 0;
         CHECK(token.id < (size_t)bpe->vocab_size && bpe->tokens[token.id].length == 0,
               "%s: id %zu appears twice", path, token.id);
@@ -591,7 +592,7 @@ static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path)
 }
 
 // Turns a token of the file into bytes, in place. Returns 0 if it is none.
-static int bpe_json_unspell_(const BpeJson_* v, BpeSpan* text) {
+static int bpe_json_unspell_(const BpeJson* v, BpeSpan* text) {
     text->length = v->pattern.style == BPE_SENTENCE ? bpe_unspell_blanks(text->text, text->length)
                                                     : bpe_unspell(*text, &v->spelling);
     return text->length > 0;
@@ -599,7 +600,7 @@ static int bpe_json_unspell_(const BpeJson_* v, BpeSpan* text) {
 
 // True if merges may make a token of the vocabulary: it is not an added token, or it is a word with
 // the same bytes in both spellings. SentencePiece's kind has one spelling.
-static int bpe_is_spelled_(Bpe* bpe, BpeNamed_ token, const BpeSpelling* spelling) {
+static int bpe_is_spelled_(Bpe* bpe, BpeNamed token, const BpeSpelling* spelling) {
     BpeToken_* named = &bpe->tokens[token.id];
     if (named->kind == BPE_TOKEN || named->length != token.text.length ||
         memcmp(named->text, token.text.text, named->length) != 0) {
@@ -613,7 +614,7 @@ static int bpe_is_spelled_(Bpe* bpe, BpeNamed_ token, const BpeSpelling* spellin
     return is_spelled;
 }
 
-static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
+static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson* v, const char* path) {
     for (size_t i = 0; i < v->num_tokens; i++) {
         BpeSpan text = v->tokens[i].text;
         const size_t id = v->tokens[i].id;
@@ -633,7 +634,7 @@ static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) 
 }
 
 // Returns the merges as tokens, which the caller frees.
-static BpeListed_* bpe_list_json_merges_(const Bpe* bpe, const BpeJson_* v, const char* path) {
+static BpeListed_* bpe_list_json_merges_(const Bpe* bpe, const BpeJson* v, const char* path) {
     BpeListed_* list = (BpeListed_*)check_alloc(v->num_merges, sizeof(BpeListed_), "merges");
     char* both = NULL;
     size_t room = 0;
@@ -659,7 +660,7 @@ static BpeListed_* bpe_list_json_merges_(const Bpe* bpe, const BpeJson_* v, cons
 
 // Checks that merges make all tokens, unless the file looks for whole pieces first. Returns the
 // number of tokens that they should make.
-static size_t bpe_check_made_(const Bpe* bpe, const BpeJson_* v, const BpeListed_* list, const char* path) {
+static size_t bpe_check_made_(const Bpe* bpe, const BpeJson* v, const BpeListed_* list, const char* path) {
     char* is_made = (char*)check_alloc((size_t)bpe->vocab_size, 1, "vocabulary");
     size_t wanted = 0, made = 0;
     for (size_t i = 0; i < v->num_merges; i++) {
@@ -691,7 +692,7 @@ static int bpe_merges_are_implied_(const Bpe* bpe, const BpeListed_* list, size_
 }
 
 // Completes the vocabulary with the merges of the file.
-static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
+static void bpe_finish_json_(Bpe* bpe, const BpeJson* v, const char* path) {
     char error[ERROR_BYTES];
     if (!v->has_model) {
         CHECK(bpe_finish_(bpe, path, error), "%s", error);
@@ -713,9 +714,39 @@ static void bpe_finish_json_(Bpe* bpe, const BpeJson_* v, const char* path) {
 
 // ---- the vocabulary ----
 
+void bpe_json_open_parts(Bpe* bpe, BpeJson* v, const BpeFile* file, CardFiles* files) {
+    bpe_check_json_(v, file->path);
+    bpe_add_json_eot_(v);
+    const size_t V = bpe_json_size_(v, file->path);
+    const BpeAdded* start = bpe_json_start_(v, files, file->path);
+    bpe_open_ids_(bpe, file->path, file->data, V, start->id);
+    for (size_t i = 0; i < v->num_added; i++) {
+        v->pattern.cuts_words |= !v->added[i].is_special;
+    }
+    bpe_rules_close(&bpe->rules);
+    bpe_rules_open(&bpe->rules, v->pattern);
+    bpe->tokens[start->id].length = 0; // named with the others
+    bpe_name_json_tokens_(bpe, v, file->path);
+    bpe_set_json_tokens_(bpe, v, file->path);
+    bpe_finish_json_(bpe, v, file->path);
+    bpe->has_template = v->start && bpe_span_is(start->text, v->start);
+    if (v->start && !bpe->has_template) {
+        printable_line(stderr,
+                       "note: %s: its post_processor puts %s beside each text; here only %s stands before it",
+                       file->path, v->start, bpe_excerpt(start->text).text);
+    }
+    if (v->has_model) {
+        bpe_set_card(bpe, files);
+    }
+    card_files_close(files);
+    free(v->tokens);
+    free(v->added);
+    free(v->merges);
+}
+
 void bpe_open_json(Bpe* bpe, const BpeFile* file) {
     char error[ERROR_BYTES], directory[PATH_MAX];
-    BpeJson_ v;
+    BpeJson v;
     CardFiles files;
     memset(&v, 0, sizeof(v));
     file_directory_of(directory, file->path);
@@ -728,36 +759,12 @@ void bpe_open_json(Bpe* bpe, const BpeFile* file) {
         v.pattern.style = BPE_SENTENCE;
         v.pattern.digits = v.blanks;
     }
-    bpe_check_json_(&v, file->path);
-    bpe_add_json_eot_(&v);
-    const size_t V = bpe_json_size_(&v, file->path);
-    const BpeAdded_* start = bpe_json_start_(&v, &files, file->path);
-    bpe_open_ids_(bpe, file->path, file->data, V, start->id);
-    for (size_t i = 0; i < v.num_added; i++) {
-        v.pattern.cuts_words |= !v.added[i].is_special;
-    }
-    bpe_rules_close(&bpe->rules);
-    bpe_rules_open(&bpe->rules, v.pattern);
-    bpe->tokens[start->id].length = 0; // named with the others
-    bpe_name_json_tokens_(bpe, &v, file->path);
-    bpe_set_json_tokens_(bpe, &v, file->path);
-    bpe_finish_json_(bpe, &v, file->path);
-    bpe->has_template = v.start && bpe_span_is(start->text, v.start);
-    if (v.start && !bpe->has_template) {
-        printable_line(stderr,
-                       "note: %s: its post_processor puts %s beside each text; here only %s stands before it",
-                       file->path, v.start, bpe_excerpt(start->text).text);
-    }
+    bpe_json_open_parts(bpe, &v, file, &files);
     if (v.has_model) {
         bpe->kept[bpe->num_kept++] = copy;
-        bpe_set_card(bpe, &files);
     } else {
         free(copy.bytes);
     }
-    card_files_close(&files);
-    free(v.tokens);
-    free(v.added);
-    free(v.merges);
 }
 
 #endif // BPE_JSON_IMPLEMENTATION

@@ -28,6 +28,12 @@ int bpe_model_is(const BpeFile* file);
 // Opens such a file, whose bytes the vocabulary takes over.
 void bpe_model_open(Bpe* bpe, const BpeFile* file);
 
+// Does the same with the facts of other files than those beside it; takes over their texts.
+void bpe_model_open_with(Bpe* bpe, const BpeFile* file, CardFiles* files);
+
+// Types of pieces.
+enum { SPM_NORMAL = 1, SPM_UNKNOWN, SPM_CONTROL, SPM_USER, SPM_UNUSED, SPM_BYTE };
+
 #ifdef __cplusplus
 }
 #endif
@@ -98,8 +104,6 @@ static int spm_next_(SpmReader_* r, SpmField_* field) {
 
 // ---- the parts of the file ----
 
-// Types of pieces.
-enum { SPM_NORMAL_ = 1, SPM_UNKNOWN_, SPM_CONTROL_, SPM_USER_, SPM_UNUSED_, SPM_BYTE_ };
 enum { SPM_BPE_ = 2, SPM_FIELDS_ = 44 };
 
 typedef struct {
@@ -118,7 +122,7 @@ typedef struct {
 } Spm_;
 
 static void spm_read_piece_(Spm_* s, SpmReader_ r) {
-    SpmPiece_ piece = {{NULL, 0}, 0, SPM_NORMAL_, (int)s->count};
+    SpmPiece_ piece = {{NULL, 0}, 0, SPM_NORMAL, (int)s->count};
     SpmField_ field;
     while (spm_next_(&r, &field)) {
         if (field.number == 1) {
@@ -132,7 +136,7 @@ static void spm_read_piece_(Spm_* s, SpmReader_ r) {
     CHECK(piece.text.length > 0, "%s: piece %zu is empty", s->path, s->count);
     CHECK(!memchr(piece.text.text, ' ', piece.text.length), "%s: piece %zu has a blank, wanted U+2581",
           s->path, s->count);
-    CHECK(SPM_NORMAL_ <= piece.type && piece.type <= SPM_BYTE_ && piece.type != SPM_UNUSED_,
+    CHECK(SPM_NORMAL <= piece.type && piece.type <= SPM_BYTE && piece.type != SPM_UNUSED,
           "%s: piece %zu, %s, is of type %d, wanted normal, unknown, control, user-defined or byte", s->path,
           s->count, bpe_excerpt(piece.text).text, piece.type);
     CHECK(isfinite(piece.score), "%s: the score of piece %zu is not finite", s->path, s->count);
@@ -191,7 +195,7 @@ static void spm_check_(const Spm_* s, int start) {
     CHECK(!s->is_single, "%s: remove_extra_whitespaces is on, wanted it off", s->path);
     CHECK(!s->has_suffix, "%s: treat_whitespace_as_suffix, wanted blanks before words", s->path);
     CHECK(s->escapes, "%s: escape_whitespaces is off, wanted blanks as U+2581", s->path);
-    CHECK(spm_has_(s, start) && s->pieces[start].type == SPM_CONTROL_,
+    CHECK(spm_has_(s, start) && s->pieces[start].type == SPM_CONTROL,
           "%s: no control piece starts or ends a text, wanted a bos_id or eos_id", s->path);
 }
 
@@ -199,21 +203,21 @@ static void spm_check_(const Spm_* s, int start) {
 
 static void spm_set_token_(Bpe* bpe, const Spm_* s, SpmPiece_ piece) {
     BpeSpan text = piece.text;
-    if (piece.type == SPM_BYTE_) {
+    if (piece.type == SPM_BYTE) {
         CHECK(bpe_set_byte(bpe, piece.id, text), "%s: piece %d is a byte, but not of the form <0x0A>",
               s->path, piece.id);
         return;
     }
-    if (piece.type == SPM_NORMAL_ || piece.type == SPM_USER_) {
+    if (piece.type == SPM_NORMAL || piece.type == SPM_USER) {
         text.length = bpe_unspell_blanks(text.text, text.length);
     }
-    if (piece.type == SPM_NORMAL_) {
+    if (piece.type == SPM_NORMAL) {
         CHECK(bpe_set_token_(bpe, piece.id, text.text, text.length), "%s: piece %d is piece %d again",
               s->path, piece.id, bpe_find(bpe, (const char*)text.text, text.length));
         return;
     }
     bpe_name_token_(bpe, piece.id, text.text, text.length);
-    if (piece.type == SPM_USER_) {
+    if (piece.type == SPM_USER) {
         const BpeWord word = {text.text, (uint32_t)text.length, piece.id, BPE_NORMAL_WORDS, 0};
         bpe->tokens[piece.id].kind = BPE_WORD;
         bpe_add_word(bpe, word, s->path);
@@ -248,7 +252,7 @@ static void spm_set_merges_(Bpe* bpe, Spm_* s) {
     qsort(s->pieces, s->count, sizeof(SpmPiece_), spm_by_score_);
     for (size_t i = 0; i < s->count; i++) {
         const SpmPiece_* piece = &s->pieces[i];
-        if (piece->type != SPM_NORMAL_) {
+        if (piece->type != SPM_NORMAL) {
             continue;
         }
         spm_check_characters_(bpe, s, piece->id);
@@ -277,23 +281,19 @@ int bpe_model_is(const BpeFile* file) {
 }
 
 // Sets the card. Files beside the model may name other roles.
-static void spm_set_card_(Bpe* bpe, const Spm_* s) {
-    CardFiles files;
-    char directory[PATH_MAX];
-    file_directory_of(directory, s->path);
-    card_files_read(&files, directory);
-    char** const names[] = {&files.bos, &files.eos, &files.pad_name};
+static void spm_set_card_(Bpe* bpe, const Spm_* s, CardFiles* files) {
+    char** const names[] = {&files->bos, &files->eos, &files->pad_name};
     const int ids[] = {s->bos, s->eos, s->pad};
     for (int i = 0; i < 3; i++) {
         *names[i] = *names[i] || !spm_has_(s, ids[i]) ? *names[i] : bpe_name_of(bpe, ids[i]);
     }
-    files.has_names = 1;
+    files->has_names = 1;
     bpe->has_template = spm_has_(s, s->bos);
-    bpe_set_card(bpe, &files);
-    card_files_close(&files);
+    bpe_set_card(bpe, files);
+    card_files_close(files);
 }
 
-void bpe_model_open(Bpe* bpe, const BpeFile* file) {
+void bpe_model_open_with(Bpe* bpe, const BpeFile* file, CardFiles* files) {
     const BpeKept copy = bpe_keep("tokenizer.model", file->data, file->bytes);
     Spm_ s = spm_read_(file);
     const int start = spm_has_(&s, s.bos) ? s.bos : s.eos;
@@ -309,8 +309,16 @@ void bpe_model_open(Bpe* bpe, const BpeFile* file) {
     spm_set_merges_(bpe, &s);
     bpe_find_cuts(bpe);
     bpe->kept[bpe->num_kept++] = copy;
-    spm_set_card_(bpe, &s);
+    spm_set_card_(bpe, &s, files);
     free(s.pieces);
+}
+
+void bpe_model_open(Bpe* bpe, const BpeFile* file) {
+    char directory[PATH_MAX];
+    CardFiles files;
+    file_directory_of(directory, file->path);
+    card_files_read(&files, directory);
+    bpe_model_open_with(bpe, file, &files);
 }
 
 #endif // BPE_MODEL_IMPLEMENTATION

@@ -66,7 +66,7 @@ const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
 // directory.
 void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const char* directory, int max_T);
 
-// True if a directory has files of a tokenizer.
+// True if a directory has files of a tokenizer, or a GGUF file has one.
 int tokenizer_is_in(const char* path);
 
 // ---- use ----
@@ -151,6 +151,7 @@ size_t tokenizer_encode_rest(const Tokenizer* tokenizer, const char* text, size_
 #include "llmc/base/file.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_gguf.h"
 
 static TokenizerExcerpt tokenizer_excerpt_(const char* text, size_t bytes) {
     const size_t limit = 32, n = bytes < limit ? bytes : limit;
@@ -258,9 +259,10 @@ void tokenizer_write_hf(const Tokenizer* tokenizer, const ModelCard* card, const
 
 int tokenizer_is_in(const char* path) {
     char file[PATH_MAX];
-    return file_is_directory(path) &&
-           (bpe_path(file, path, "tokenizer.json") || bpe_path(file, path, "tokenizer.model") ||
-            bpe_path(file, path, "merges.txt"));
+    return file_is_directory(path)
+               ? bpe_path(file, path, "tokenizer.json") || bpe_path(file, path, "tokenizer.model") ||
+                     bpe_path(file, path, "merges.txt")
+               : bpe_gguf_is_in(path);
 }
 
 // ---- use ----

@@ -45,6 +45,7 @@ seeds() {
     done
     case $name in
     bpe) cp dev/ref/fixtures/tokenizers/*.json "$to" ;;
+    gguf) cp dev/ref/fixtures/gguf/small.gguf "$to" ;;
     parquet) cp dev/ref/fixtures/parquet/*.parquet "$to" ;;
     safetensors) # a file, and an index of several
         { printf '\0' && printf "\\x$(printf %x ${#json})" && zeros 7 && printf %s "$json" && zeros 8; } >"$to/file"

@@ -6,6 +6,7 @@
 #include "llmc/base/file.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_gguf.h"
 #include "llmc/tokenizer/bpe_train.h"
 #include "dev/test/lib/test.h"
 

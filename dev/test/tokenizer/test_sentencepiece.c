@@ -7,6 +7,7 @@
 #include "llmc/base/file.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_gguf.h"
 #include "llmc/tokenizer/bpe_train.h"
 #include "llmc/tokenizer/chat_marks.h"
 #include "llmc/tokenizer/tokenizer.h"
