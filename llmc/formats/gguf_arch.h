@@ -25,7 +25,7 @@ typedef enum { GGUF_HEAD_ANY, GGUF_HEAD_OWN, GGUF_HEAD_TIED } GgufHead;
 typedef struct {
     const char* name; // NULL: not known
     HeadOrder order;
-    int fills_channels; // 1: heads x head size are the channels
+    int fills_channels; // 1: heads x head size are the channels; 2: also those of keys
     GgufHead head;
     int has_llama3, has_longrope; // scalings by factors of each pair, which are tensors
     int has_caps;                 // of scores and of logits: both
@@ -77,7 +77,7 @@ const GgufArch gguf_archs[ARCH_COUNT] = {
     [ARCH_ARCEE] =    {.name = "arcee", .has_llama3 = 1},
     [ARCH_NANOCHAT] = {.name = NULL},
     [ARCH_QWEN3MOE] = {.name = "qwen3moe", .order = ORDER_HALVES},
-    [ARCH_OLMOE] =    {.name = "olmoe", .order = ORDER_HALVES, .fills_channels = 1, .head = GGUF_HEAD_OWN},
+    [ARCH_OLMOE] =    {.name = "olmoe", .order = ORDER_HALVES, .fills_channels = 2, .head = GGUF_HEAD_OWN},
     [ARCH_GLM4MOE] =  {.name = "glm4moe", .order = ORDER_HALVES},
     [ARCH_OLMO2] =    {.name = "olmo2", .order = ORDER_HALVES, .fills_channels = 1, .head = GGUF_HEAD_OWN},
     [ARCH_OLMO3] =    {.name = "olmo2", .order = ORDER_HALVES, .fills_channels = 1, .head = GGUF_HEAD_OWN,
@@ -86,13 +86,13 @@ const GgufArch gguf_archs[ARCH_COUNT] = {
                        .full_every = 2, .windows_from_layers = -1, .large_layers = 46},
     [ARCH_GEMMA3] =   {.name = "gemma3", .order = ORDER_HALVES, .window_rope = GGUF_ROPE_OWN,
                        .full_every = 6, .windows_from_layers = -1, .large_layers = 62},
-    [ARCH_GRANITE] =  {.name = "granite", .fills_channels = 1},
-    [ARCH_GRANITE4] = {.name = "granite", .fills_channels = 1},
+    [ARCH_GRANITE] =  {.name = "granite", .has_llama3 = 1},
+    [ARCH_GRANITE4] = {.name = "granite", .has_llama3 = 1},
     [ARCH_SMOLLM3] =  {.name = "smollm3", .unrotated_every = 4},
     [ARCH_EXAONE4] =  {.name = "exaone4", .order = ORDER_HALVES, .has_llama3 = 1, .unrotated_every = 4,
                        .full_every = 4, .windows_from_layers = 64},
     [ARCH_PHI3] =     {.name = "phi3", .order = ORDER_HALVES, .fills_channels = 1, .has_longrope = 1},
-    [ARCH_GLM4] =     {.name = "glm4", .fills_channels = 1},
+    [ARCH_GLM4] =     {.name = "glm4"},
 };
 // clang-format on
 
@@ -203,6 +203,12 @@ int gguf_check(ModelConfig cfg, char* error) {
             "llama.cpp's %s has heads x head size = channels, not %d x %d of %d; wanted such a --head-size, "
             "or --out DIR, which works",
             word, cfg.NH, model_head_size(cfg), cfg.C);
+    }
+    if (arch->fills_channels == 2 && model_key_heads(cfg) != cfg.NH) {
+        return error_set(
+            error, "--export-gguf",
+            "llama.cpp's %s has as many heads of keys as of queries, not %d and %d; --out DIR works", word,
+            model_key_heads(cfg), cfg.NH);
     }
     if (arch->head != GGUF_HEAD_ANY && cfg.has_head != (arch->head == GGUF_HEAD_OWN)) {
         return error_set(error, "--export-gguf",
