@@ -127,8 +127,10 @@ static Whole test_model(const char* name, const Whole* whole, GgufDtype dtype) {
 // Changes what llama.cpp does not compute. Returns 1 if the weights have other sizes then.
 static int adapt(ModelConfig* cfg) {
     const GgufArch* arch = &gguf_archs[cfg->arch];
-    const int grows = arch->fills_channels && model_heads(*cfg) != cfg->C;
+    const int is_grouped = arch->fills_channels == 2 && model_key_heads(*cfg) != cfg->NH,
+              grows = is_grouped || (arch->fills_channels && model_heads(*cfg) != cfg->C);
     cfg->HS = grows ? cfg->C / cfg->NH : cfg->HS;
+    cfg->KV = is_grouped ? cfg->NH : cfg->KV;
     cfg->attention_scale = FAMILY_GRANITE >> cfg->arch & 1 ? cfg->attention_scale : 0;
     cfg->scaling.is_exact = 0;
     if (cfg->scaling.kind == ROPE_LONG && !arch->has_longrope) {
