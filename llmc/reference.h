@@ -217,9 +217,10 @@ static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, c
 
 typedef struct {
     size_t B, T, NH, KV, HS;
-    size_t window; // of attention
-    Real scale;    // of scores; 0: 1 / sqrt(HS)
-    Real cap;      // of scores; 0: none
+    size_t window;     // of attention
+    Real scale;        // of scores; 0: 1 / sqrt(HS)
+    Real cap;          // of scores; 0: none
+    const Real* sinks; // (NH), or NULL
 } RefHeads;
 
 typedef struct {
@@ -409,6 +410,10 @@ static inline void ref_rope_backward(Real* dinp, const Real* dout, RefRope rope,
 //     lse[t]      = log(sum_u exp(score[t][u]))      p[t][u] = exp(score[t][u] - lse[t])
 //     out[t]      = sum_u p[t][u] v[u]
 //
+// A sink s of a head adds exp(s) to the sum in lse; it has no value. OpenAI, 2025
+//
+//     ds = - sum_t exp(s - lse[t]) dout[t] . out[t]
+//
 //     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) scale (1 - (score[t][u] / cap)^2)
 //     dq[t] = sum_u ds[t][u] k[u]    dk[u] = sum_t ds[t][u] q[t]    dv[u] = sum_t p[t][u] dout[t]
 //
@@ -464,14 +469,16 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
     for (size_t i = 0; i < heads.B * heads.NH * heads.T; i++) {
         const RefQuery_ at = ref_query_(i, starts, heads);
         const Real *q = qkv + at.q, *k = qkv + at.k, *v = qkv + at.v;
+        const Real sink = heads.sinks ? heads.sinks[i / heads.T % heads.NH] : -INFINITY;
         Real* o = out + at.out;
-        Real max = -INFINITY, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
+        Real max = sink, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
         for (size_t u = at.start; u <= at.t; u++) {
             max = fmax(max, ref_score_(q, k + u * at.row, heads));
         }
         for (size_t u = at.start; u <= at.t; u++) {
             sum += exp(ref_score_(q, k + u * at.row, heads) - max);
         }
+        sum += exp(sink - max);
         lse[i] = max + log(sum);
         for (size_t d = 0; d < HS; d++) {
             o[d] = 0;
@@ -485,8 +492,10 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
     }
 }
 
-static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Real* qkv, const Real* out,
-                                          const Real* lse, const int* starts, RefHeads heads) {
+// dsinks (NH), or NULL
+static inline void ref_attention_backward(Real* dqkv, Real* dsinks, const Real* dout, const Real* qkv,
+                                          const Real* out, const Real* lse, const int* starts,
+                                          RefHeads heads) {
     const size_t HS = heads.HS;
     for (size_t i = 0; i < heads.B * heads.NH * heads.T; i++) {
         const RefQuery_ at = ref_query_(i, starts, heads);
@@ -494,6 +503,10 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
         Real *dq = dqkv + at.q, *dk = dqkv + at.k, *dv = dqkv + at.v;
         const Real *o = out + at.out, *d_o = dout + at.out;
         const Real average = ref_dot_(d_o, o, HS); // average of d_o . v, weighted by p
+        if (dsinks) {
+            const size_t h = i / heads.T % heads.NH;
+            dsinks[h] -= exp(heads.sinks[h] - lse[i]) * average;
+        }
         for (size_t u = at.start; u <= at.t; u++) {
             const size_t row = u * at.row;
             const Real score = ref_score_(q, k + row, heads), p = exp(score - lse[i]);

@@ -99,6 +99,7 @@ typedef struct {
   X(ROPE,     "model.layers.%d.self_attn.v_proj.bias",           "blk.%d.attn_v.bias",       qkvb,      V,    PLAIN) \
   X(ROPE,     "model.layers.%d.self_attn.q_norm.weight",         "blk.%d.attn_q_norm.weight", qnormw,   ALL,  HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.k_norm.weight",         "blk.%d.attn_k_norm.weight", knormw,   ALL,  HEADS) \
+  X(ROPE,     "model.layers.%d.self_attn.sinks",                "blk.%d.attn_sinks.weight", sinks,     ALL,  PLAIN) \
   X(ROPE,     "model.layers.%d.self_attn.o_proj.weight",         "blk.%d.attn_output.weight", attprojw, ALL,  PLAIN) \
   X(FFN_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
   X(GLM,      "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln2w, ALL, PLAIN) \

@@ -81,29 +81,30 @@ typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
 // Architectures: the word of --arch, and the kinds of their operations. For a new model: whether the
 // classifier has a matrix of its own, the cap of logits (0: the architecture has none), the random
 // weights.
-//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights
+//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights sinks
 #define ARCHITECTURES(X) \
-  X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_MISTRAL,  "mistral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_QWEN2,    "qwen2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_QWEN3,    "qwen3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_ARCEE,    "arcee",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_NANOCHAT, "nanochat", POSITIONS_ROPE,    NORM_RMS_ALONE, NORMS_BEFORE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_NORM,    1, 15, INITIAL_ZERO_OUT) \
-  X(ARCH_MIXTRAL,  "mixtral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_QWEN3MOE, "qwen3moe", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_OLMOE,    "olmoe",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_GLM4MOE,  "glm4moe",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_OLMO2,    "olmo2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2) \
-  X(ARCH_GEMMA2,   "gemma2",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0, 30, INITIAL_GPT2) \
-  X(ARCH_GRANITE,  "granite",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_SMOLLM3,  "smollm3",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_OLMO3,    "olmo3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2) \
-  X(ARCH_EXAONE4,  "exaone4",  POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_GRANITE4, "granite4", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_GEMMA3,   "gemma3",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_NORM,      ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0,  0, INITIAL_GPT2) \
-  X(ARCH_PHI3,     "phi3",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2) \
-  X(ARCH_GLM4,     "glm4",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2)
+  X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_MISTRAL,  "mistral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_QWEN2,    "qwen2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_QWEN3,    "qwen3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_ARCEE,    "arcee",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_NANOCHAT, "nanochat", POSITIONS_ROPE,    NORM_RMS_ALONE, NORMS_BEFORE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_NORM,    1, 15, INITIAL_ZERO_OUT, 0) \
+  X(ARCH_MIXTRAL,  "mixtral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_QWEN3MOE, "qwen3moe", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_OLMOE,    "olmoe",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GLM4MOE,  "glm4moe",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_OLMO2,    "olmo2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GEMMA2,   "gemma2",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0, 30, INITIAL_GPT2, 0) \
+  X(ARCH_GRANITE,  "granite",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_SMOLLM3,  "smollm3",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_OLMO3,    "olmo3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
+  X(ARCH_EXAONE4,  "exaone4",  POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GRANITE4, "granite4", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GEMMA3,   "gemma3",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_NORM,      ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_PHI3,     "phi3",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GLM4,     "glm4",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GPTOSS,   "gptoss",   POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 1)
 // clang-format on
 typedef enum { ARCHITECTURES(WORDS_VALUE) ARCH_COUNT } Arch;
 
@@ -121,6 +122,7 @@ typedef struct {
     int has_head;
     float softcap;
     InitialWeights initial;
+    int has_sinks; // sinks.h
 } Architecture;
 
 static inline const Architecture* model_architecture(Arch arch) {
@@ -339,6 +341,7 @@ typedef enum {
   X(qkvb,     BLOCK, 1,                  w.qkv_bias,       0,       1,            INIT_ZERO,          0,     VECTOR,    HEADS) \
   X(qnormw,   BLOCK, 1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm of the queries, */ \
   X(knormw,   BLOCK, 1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* and of the keys */ \
+  X(sinks,    BLOCK, 1,                  w.sinks,          0,       1,            INIT_NORMAL,        0,     VECTOR,    NONE)  /* of attention, one logit of each head */ \
   X(attprojw, BLOCK, cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
   X(attprojb, BLOCK, 1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
   X(ln1postw, BLOCK, 1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after attention */ \
@@ -460,7 +463,7 @@ typedef struct {
     int last_norm, last_norm_bias;
     int is_last, last_C, last_mean, last_words; // sizes of what only the last stage has
     int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
-    int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
+    int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm, sinks;
     int norm_after, before, before_C, after, after_C, dbranch; // norms of branches
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
     int cut_C, word_rows, all_words; // if tensors are cut
@@ -512,6 +515,7 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.hidden_bias = has_biases ? G * F : 0;
     w.query_norm = !heads.has_weights ? 0 : heads.is_together ? Q : HS;
     w.key_norm = heads.is_together ? K : w.query_norm;
+    w.sinks = kinds->has_sinks ? cfg.NH : 0;
     w.head = cfg.has_head && model_has_last(cfg) ? cfg.Vp : 0;
     w.mean = norm.has_mean * w.before;
     w.is_last = model_has_last(cfg);

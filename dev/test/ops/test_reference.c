@@ -108,13 +108,14 @@ static void linear_backward(const Operation* op) {
     ref_linear_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], (RefLinear){N, C, OC});
 }
 
+// With sinks if there is a second input.
 static void attention_forward(const Operation* op) {
     ref_attention_forward(op->out, op->kept, op->x[0], op->starts,
-                          (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
+                          (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap, op->x[1]});
 }
 static void attention_backward(const Operation* op) {
-    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
-                           (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
+    ref_attention_backward(op->dx[0], op->x[1] ? op->dx[1] : NULL, op->dout, op->x[0], op->out, op->kept,
+                           op->starts, (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap, op->x[1]});
 }
 
 static void grouped_forward(const Operation* op) {
@@ -122,7 +123,7 @@ static void grouped_forward(const Operation* op) {
                           (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2, op->scale, op->softcap});
 }
 static void grouped_backward(const Operation* op) {
-    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
+    ref_attention_backward(op->dx[0], NULL, op->dout, op->x[0], op->out, op->kept, op->starts,
                            (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2, op->scale, op->softcap});
 }
 
@@ -281,6 +282,7 @@ TEST(operations) {
         {"attention",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}},
         {"documents",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .starts = starts},
         {"scale",      attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .scale = 0.3},
+        {"sinks",      attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C, NH}, .starts = starts},
         {"cap",        attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .softcap = 0.5, .starts = starts},
         {"cap, group", grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .softcap = 0.5, .scale = 0.7},
         {"groups",     grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .starts = starts},
