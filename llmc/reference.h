@@ -535,6 +535,11 @@ static inline void ref_attention_backward(Real* dqkv, Real* dsinks, const Real* 
 //
 // GeGLU: GELU in the place of g s
 //
+// Clamped: OpenAI, gpt-oss, 2025; a derivative beyond a limit is 0
+//
+//     act = h s (c + 1)    h = min(g, 7)    c = min(max(x, -7), 7)    s = 1 / (1 + exp(-1.702 h))
+//     dx  = dact h s       dg = dact (c + 1) s (1 + 1.702 h (1 - s))
+//
 // The square of ReLU: So et al., 2021
 //
 //     act = max(x, 0)^2      dx = dact 2 max(x, 0)
@@ -553,6 +558,11 @@ static inline RefActivation_ ref_activation_(Real x, Real gate, ActivationKind k
     case ACTIVATION_SWIGLU: {
         const Real s = ref_sigmoid_(gate);
         return (RefActivation_){gate * s * x, gate * s, x * s * (1 + gate * (1 - s))};
+    }
+    case ACTIVATION_CLAMPED: {
+        const Real h = fmin(gate, 7), c = fmin(fmax(x, -7), 7), s = ref_sigmoid_(1.702 * h);
+        return (RefActivation_){h * s * (c + 1), c == x ? h * s : 0,
+                                h == gate ? (c + 1) * s * (1 + 1.702 * h * (1 - s)) : 0};
     }
     case ACTIVATION_RELU2: {
         const Real positive = fmax(x, 0);

@@ -184,7 +184,7 @@ static inline ExpertRows mlp_tokens_(const MlpGpu* mlp) {
 }
 
 static inline void mlp_experts_activation_(const MlpGpu* mlp) {
-    experts_swiglu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C, mlp->linear->gpu);
+    experts_activate(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C, mlp->kind, mlp->linear->gpu);
 }
 
 // Sets fch and act of the rows of this rank's experts.
@@ -256,7 +256,7 @@ static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
     const Gpu* gpu = mlp->linear->gpu;
     const MlpGpu shared = mlp_shared_(mlp);
     const ExpertRows tokens = mlp_tokens_(mlp);
-    assert(mlp->kind == ACTIVATION_SWIGLU);
+    assert(activation_gates(mlp->kind) == 2);
     if (mlp->N == 0) {
         router_without_tokens(&x->router, gpu);
         return;
@@ -299,7 +299,7 @@ static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d
     linear_experts_backward_weight(d->dfcprojw, x->out, mlp->act, proj, &rows, d->mode, mlp->linear);
     if (has_rows) {
         expert_matmul_backward_input(dact, x->out, proj->data, &rows, {proj->C, proj->OC}, GRADIENT_SET, gpu);
-        experts_swiglu_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, gpu);
+        experts_activate_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, mlp->kind, gpu);
     }
     linear_experts_backward_weight(d->dfcw, d->dfch, x->in, fc, &rows, d->mode, mlp->linear);
     if (has_rows) {

@@ -246,7 +246,7 @@ static inline float* mlp_rows_(float* rows, const Mlp* mlp, int e) {
     return rows + (size_t)mlp->experts.router.first[e] * (size_t)mlp->fc.C;
 }
 
-// Sets fch of an expert, and in bf16 act; in fp32 and 8 bits experts_swiglu_cpu sets act.
+// Sets fch of an expert, and in bf16 act; in fp32 and 8 bits experts_activate_cpu sets act.
 static inline void mlp_expert_hidden_(const Mlp* mlp, int e) {
     const Mlp expert = mlp_expert_(mlp, e);
     const float* in = mlp_rows_(mlp->experts.in, mlp, e);
@@ -264,7 +264,7 @@ static inline void mlp_expert_hidden_(const Mlp* mlp, int e) {
 
 static inline void mlp_experts_activation_(const Mlp* mlp) {
     if (!mlp_experts_are_packed_(mlp)) {
-        experts_swiglu_cpu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C);
+        experts_activate_cpu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C, mlp->kind);
     }
 }
 
@@ -321,7 +321,7 @@ static inline void mlp_divided_forward_(const Mlp* mlp) {
 static inline void mlp_experts_hidden_(const Mlp* mlp, const float* inp) {
     const Experts* x = &mlp->experts;
     const Mlp shared = mlp_shared_(mlp);
-    assert(mlp->kind == ACTIVATION_SWIGLU);
+    assert(activation_gates(mlp->kind) == 2);
     if (mlp->N > 0) {
         matmul_forward_cpu(x->router.logits, inp, x->routerw, NULL,
                            (MatmulSizes){mlp->N, mlp->fc.C, x->router.E}, &mlp->linear->matmul);
@@ -417,7 +417,7 @@ static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayer
             mlp_expert_clear_(mlp, &d);
         }
     }
-    experts_swiglu_backward_cpu(all->mlp.dfch, all->dscale, mlp->act, mlp->fch, r, mlp->proj.C);
+    experts_activate_backward_cpu(all->mlp.dfch, all->dscale, mlp->act, mlp->fch, r, mlp->proj.C, mlp->kind);
     for (int e = 0; e < r->E; e++) {
         const Mlp expert = mlp_expert_(mlp, e);
         const MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);

@@ -4,20 +4,21 @@ the CPU version. C channels of N tokens, M rows, F hidden units of an expert.
 
     experts_gather    rows[m] = tokens[token of m]                 zeros for padding
     experts_sum       tokens[n] (+)= sum over the rows m of n of rows[m], in the order of `chosen`
-    experts_swiglu    act[m] = scale[m] SwiGLU(gate, up)           (activation.h)
+    experts_activate  act[m] = scale[m] activation(gate, up)       of a kind with a gate (activation.h)
 
     tokens    (N, C)     rows       (M, C)
     act, dact (M, F)     fch, dfch  (M, 2 F)   gate in the first F columns, up in the others
 
-Only the first `first[E]` rows count; act of padding is 0. experts_swiglu_backward sets
+Only the first `first[E]` rows count; act of padding is 0. experts_activate_backward sets
 
-    dfch[m] = scale[m] dact[m] SwiGLU'(gate, up)     dscale[m] = dact[m] . SwiGLU(gate, up)
+    dfch[m] = scale[m] dact[m] activation'(gate, up)     dscale[m] = dact[m] . activation(gate, up)
 
 and leaves padding as it is.
 */
 #ifndef LLMC_EXPERTS_H
 #define LLMC_EXPERTS_H
 
+#include "llmc/ops/activation.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/router.h"
 
@@ -42,11 +43,11 @@ static inline double experts_sum_bytes(double N, double M, double C, double elem
 // Sets tokens, or adds to them, as `mode` says.
 void experts_sum_cpu(float* tokens, const float* rows, const Router* router, int C, GradientMode mode);
 
-void experts_swiglu_cpu(float* act, const float* fch, const Router* router, int F);
+void experts_activate_cpu(float* act, const float* fch, const Router* router, int F, ActivationKind kind);
 
 // dact is not changed.
-void experts_swiglu_backward_cpu(float* dfch, float* dscale, const float* dact, const float* fch,
-                                 const Router* router, int F);
+void experts_activate_backward_cpu(float* dfch, float* dscale, const float* dact, const float* fch,
+                                   const Router* router, int F, ActivationKind kind);
 
 #ifdef __cplusplus
 }
@@ -55,8 +56,6 @@ void experts_swiglu_backward_cpu(float* dfch, float* dscale, const float* dact, 
 #ifdef EXPERTS_IMPLEMENTATION
 
 #include <string.h>
-
-#include "llmc/ops/activation.h"
 
 void experts_gather_cpu(float* rows, const float* tokens, const Router* router, int C) {
     const int M = router->first[router->E];
@@ -87,7 +86,7 @@ void experts_sum_cpu(float* tokens, const float* rows, const Router* router, int
     }
 }
 
-void experts_swiglu_cpu(float* act, const float* fch, const Router* router, int F) {
+void experts_activate_cpu(float* act, const float* fch, const Router* router, int F, ActivationKind kind) {
     const int M = router->first[router->E];
 #pragma omp parallel for schedule(static)
     for (int m = 0; m < M; m++) {
@@ -95,19 +94,20 @@ void experts_swiglu_cpu(float* act, const float* fch, const Router* router, int 
         if (router->order[m] < 0) {
             memset(row, 0, (size_t)F * sizeof(float));
         } else {
-            swiglu_row_cpu(row, fch + (size_t)m * 2 * F, router->scale[m], (size_t)F);
+            activation_row_cpu(row, fch + (size_t)m * 2 * F, router->scale[m], (size_t)F, kind);
         }
     }
 }
 
-void experts_swiglu_backward_cpu(float* dfch, float* dscale, const float* dact, const float* fch,
-                                 const Router* router, int F) {
+void experts_activate_backward_cpu(float* dfch, float* dscale, const float* dact, const float* fch,
+                                   const Router* router, int F, ActivationKind kind) {
     const int M = router->first[router->E];
 #pragma omp parallel for schedule(static)
     for (int m = 0; m < M; m++) {
         if (router->order[m] >= 0) {
-            dscale[m] = swiglu_row_backward_cpu(dfch + (size_t)m * 2 * F, dact + (size_t)m * F,
-                                                fch + (size_t)m * 2 * F, router->scale[m], (size_t)F);
+            dscale[m] =
+                activation_row_backward_cpu(dfch + (size_t)m * 2 * F, dact + (size_t)m * F,
+                                            fch + (size_t)m * 2 * F, router->scale[m], (size_t)F, kind);
         }
     }
 }

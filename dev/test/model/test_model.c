@@ -230,15 +230,16 @@ static int is_word_of(const char* list, const char* word) {
 }
 
 // Returns the names of the absent rows, in order, with a blank after each: without experts also
-// without theirs, and likewise without norms after branches.
+// without theirs, and likewise without norms after branches, and sinks.
 static const char* absent_rows(const TensorRow* rows, int count, int has_experts, int has_after) {
     static const char of_after[] =
         " ln1postw ln2postw ln1post_in ln1post_rstd ln2post_in ln2post_rstd dbranch ";
     static const char of_experts[] = " routerw routerb sfcw sfcprojw router_logits chosen expert_rows "
                                      "expert_order expert_first expert_scale sfch sfch_act expert_in "
                                      "expert_out dexpert_scale drouter_logits ";
-    static const char of_ranks[] = " gathered parts arrived word_rows all_logits expert_counts arrived_in "
-                                   "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
+    static const char of_ranks[] =
+        " sinks gathered parts arrived word_rows all_logits expert_counts arrived_in "
+        "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
     static char names[256];
     names[0] = '\0';
     for (int i = 0; i < count; i++) {

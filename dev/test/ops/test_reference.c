@@ -300,6 +300,7 @@ TEST(operations) {
         {"gelu",       activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_GELU},
         {"swiglu",     activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_SWIGLU},
         {"geglu",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_GEGLU},
+        {"clamped",    activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_CLAMPED},
         {"relu2",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_RELU2},
         {"residual",   residual_forward,   residual_backward,   .out_n = N * C,  .x_n = {N * C, N * C}},
         {"classifier", classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}},
@@ -429,12 +430,13 @@ static void set_parameters(const RefModel* model) {
     static const struct {
         const char* name;
         int number, is_norm;
-    } of[] = {
-        {"wte", 0, 0},   {"wpe", 1, 0},      {"ln1w", 2, 1},     {"ln1b", 3, 0},      {"qkvw", 4, 0},
-        {"qkvb", 5, 0},  {"qnormw", 6, 1},   {"knormw", 7, 1},   {"attprojw", 8, 0},  {"attprojb", 9, 0},
-        {"ln2w", 10, 1}, {"ln2b", 11, 0},    {"routerw", 12, 0}, {"routerb", 13, 0},  {"fcw", 14, 0},
-        {"fcb", 15, 0},  {"fcprojw", 16, 0}, {"fcprojb", 17, 0}, {"sfcw", 18, 0},     {"sfcprojw", 19, 0},
-        {"lnfw", 20, 1}, {"lnfb", 21, 0},    {"head", 22, 0},    {"ln1postw", 23, 1}, {"ln2postw", 24, 1}};
+    } of[] = {{"wte", 0, 0},       {"wpe", 1, 0},      {"ln1w", 2, 1},   {"ln1b", 3, 0},
+              {"qkvw", 4, 0},      {"qkvb", 5, 0},     {"qnormw", 6, 1}, {"knormw", 7, 1},
+              {"attprojw", 8, 0},  {"attprojb", 9, 0}, {"ln2w", 10, 1},  {"ln2b", 11, 0},
+              {"routerw", 12, 0},  {"routerb", 13, 0}, {"fcw", 14, 0},   {"fcb", 15, 0},
+              {"fcprojw", 16, 0},  {"fcprojb", 17, 0}, {"sfcw", 18, 0},  {"sfcprojw", 19, 0},
+              {"lnfw", 20, 1},     {"lnfb", 21, 0},    {"head", 22, 0},  {"ln1postw", 23, 1},
+              {"ln2postw", 24, 1}, {"sinks", 25, 0}};
     enum { COUNT = sizeof(of) / sizeof(of[0]) };
     EXPECT((int)COUNT == (int)MODEL_PARAMETER_ROWS, "a parameter without a number");
     for (int i = 0; i < (int)COUNT; i++) {

@@ -298,8 +298,8 @@ static void test_experts(int T, int E, int used, int C, int F) {
           *dfch = ops_floats(M * 2 * f), *dscale = ops_floats(M);
     experts_gather_cpu(rows, inp, &r, C);
     experts_sum_cpu(sum, rows, &r, C, GRADIENT_ADD);
-    experts_swiglu_cpu(act, fch, &r, F);
-    experts_swiglu_backward_cpu(dfch, dscale, dact, fch, &r, F);
+    experts_activate_cpu(act, fch, &r, F, ACTIVATION_SWIGLU);
+    experts_activate_backward_cpu(dfch, dscale, dact, fch, &r, F, ACTIVATION_SWIGLU);
     double *want = ops_doubles(f), *dwant = ops_doubles(2 * f), *scaled = ops_doubles(f),
            *all = ops_widen(fch, M * 2 * f), *dall = ops_widen(dact, M * f);
     for (size_t m = 0; m < M; m++) {

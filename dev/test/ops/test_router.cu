@@ -177,12 +177,12 @@ static void check_rows(const Router* cpu, const Router* r, const Case* c, int C,
     float* dscale_gpu = unset<float>(M, gpu);
     memset(dfch, 0, M * 2 * F * sizeof(float)); // padding
     memset(dscale, 0, M * sizeof(float));
-    experts_swiglu_cpu(act, fch, cpu, F);
-    experts_swiglu(act_gpu, fch_gpu, r, F, gpu);
+    experts_activate_cpu(act, fch, cpu, F, ACTIVATION_SWIGLU);
+    experts_activate(act_gpu, fch_gpu, r, F, ACTIVATION_SWIGLU, gpu);
     // the fast exponential and division err by 2^-19
     expect_near(take_back(act_gpu, M * F, gpu), act, M * F, roundoff<X>(), 0x1p-19, "act", c);
-    experts_swiglu_backward_cpu(dfch, dscale, dact, fch, cpu, F);
-    experts_swiglu_backward(dfch_gpu, dscale_gpu, dact_gpu, fch_gpu, r, F, gpu);
+    experts_activate_backward_cpu(dfch, dscale, dact, fch, cpu, F, ACTIVATION_SWIGLU);
+    experts_activate_backward(dfch_gpu, dscale_gpu, dact_gpu, fch_gpu, r, F, ACTIVATION_SWIGLU, gpu);
     expect_near(take_back(dfch_gpu, M * 2 * F, gpu), dfch, M * 2 * F, roundoff<X>(), 0x1p-18, "dfch", c);
     float* got = take_back(dscale_gpu, M, gpu);
     for (size_t m = 0; m < M; m++) {
