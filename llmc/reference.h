@@ -753,38 +753,50 @@ static inline void ref_router_backward(Real* dlogits, const Real* dweights, cons
 // -------------------------------------------------------------------------------------------------
 // Mixture of experts: Shazeer et al., 2017; the second matrix of the MLPs, and their sum
 //
-//     out = sum_e w_e act_e proj_e^T
+//     out = sum_e w_e (act_e proj_e^T + b_e)
 //
-//     dw_e = dout . (act_e proj_e^T)    dact_e = w_e dout proj_e    dproj_e = w_e dout^T act_e
+//     dw_e = dout . (act_e proj_e^T + b_e)    dact_e = w_e dout proj_e    dproj_e = w_e dout^T act_e
+//     db_e = sum_n w_e dout
 //
 // out (N, C)    weights (N, E)    act (N, E, F): each expert's hidden layer    proj (E, C, F)
+// bias (E, C), or NULL
 
 typedef struct {
-    const Real *act, *weights, *proj;
+    const Real *act, *weights, *proj, *bias;
     size_t N, E, F, C;
 } RefExperts;
 
+// Returns channel c of expert e's output for token n.
+static inline Real ref_expert_out_(const RefExperts* x, size_t n, size_t e, size_t c) {
+    const size_t row = e * x->C + c;
+    return ref_dot_(x->act + (n * x->E + e) * x->F, x->proj + row * x->F, x->F) +
+           (x->bias ? x->bias[row] : 0);
+}
+
 static inline void ref_experts_forward(Real* out, RefExperts x) {
-    const size_t N = x.N, E = x.E, F = x.F, C = x.C;
+    const size_t N = x.N, E = x.E, C = x.C;
     for (size_t n = 0; n < N; n++) {
         for (size_t c = 0; c < C; c++) {
             out[n * C + c] = 0;
             for (size_t e = 0; e < E; e++) {
-                out[n * C + c] +=
-                    x.weights[n * E + e] * ref_dot_(x.act + (n * E + e) * F, x.proj + (e * C + c) * F, F);
+                out[n * C + c] += x.weights[n * E + e] * ref_expert_out_(&x, n, e, c);
             }
         }
     }
 }
 
-static inline void ref_experts_backward(Real* dact, Real* dweights, Real* dproj, const Real* dout,
-                                        RefExperts x) {
+// dbias may be NULL
+static inline void ref_experts_backward(Real* dact, Real* dweights, Real* dproj, Real* dbias,
+                                        const Real* dout, RefExperts x) {
     const size_t E = x.E, F = x.F, C = x.C;
     for (size_t i = 0; i < x.N * E * C; i++) {
         const size_t n = i / (E * C), e = i / C % E, c = i % C, hidden = (n * E + e) * F,
                      row = (e * C + c) * F;
         const Real d = dout[n * C + c], w = x.weights[n * E + e];
-        dweights[n * E + e] += d * ref_dot_(x.act + hidden, x.proj + row, F);
+        dweights[n * E + e] += d * ref_expert_out_(&x, n, e, c);
+        if (dbias) {
+            dbias[e * C + c] += w * d;
+        }
         for (size_t f = 0; f < F; f++) {
             dact[hidden + f] += w * d * x.proj[row + f];
             dproj[row + f] += w * d * x.act[hidden + f];

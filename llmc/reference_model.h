@@ -237,10 +237,10 @@ static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, c
         ref_linear_forward(a->fcproj, a->fch_act, p->fcprojw, p->fcprojb, (RefLinear){N, F, C});
         return;
     }
-    ref_linear_forward(a->router_logits, a->ln2, p->routerw, NULL, (RefLinear){N, C, E});
+    ref_linear_forward(a->router_logits, a->ln2, p->routerw, p->routerwb, (RefLinear){N, C, E});
     ref_router_forward(a->expert_weights, a->router_logits, &router);
     ref_experts_forward(Fs ? a->routed : a->fcproj,
-                        (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C});
+                        (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, p->fcprojb, N, E, F, C});
     if (Fs) { // the shared expert
         ref_linear_forward(a->sfch, a->ln2, p->sfcw, NULL, (RefLinear){N, C, s.G * Fs});
         ref_activation_forward(a->sfch_act, a->sfch, N, Fs, kind);
@@ -264,11 +264,12 @@ static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, 
         ref_linear_backward(da->ln2, dp->sfcw, NULL, da->sfch, a->ln2, p->sfcw, (RefLinear){N, C, s.G * Fs});
     }
     if (E) {
-        ref_experts_backward(da->fch_act, da->expert_weights, dp->fcprojw, Fs ? da->routed : da->fcproj,
-                             (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C});
+        ref_experts_backward(da->fch_act, da->expert_weights, dp->fcprojw, dp->fcprojb,
+                             Fs ? da->routed : da->fcproj,
+                             (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, p->fcprojb, N, E, F, C});
         ref_router_backward(da->router_logits, da->expert_weights, a->router_logits, a->expert_weights,
                             (Real)1 / ref_model_tokens_(m), &router);
-        ref_linear_backward(da->ln2, dp->routerw, NULL, da->router_logits, a->ln2, p->routerw,
+        ref_linear_backward(da->ln2, dp->routerw, dp->routerwb, da->router_logits, a->ln2, p->routerw,
                             (RefLinear){N, C, E});
     } else {
         ref_linear_backward(da->fch_act, dp->fcprojw, dp->fcprojb, da->fcproj, a->fch_act, p->fcprojw,

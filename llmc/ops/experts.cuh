@@ -4,8 +4,8 @@ fp32.
 
     experts_sum   out[n] = add[n] + sum over the rows m of n of rows[m]     add: NULL, or out
 
-experts_activate_backward sets dfch of padding to 0: the matmuls of experts read it. C and F are
-multiples of EXPERT_PACK.
+experts_activate_backward sets dfch and dscale of padding to 0: the matmuls and biases of experts
+read them. C and F are multiples of EXPERT_PACK. Biases are in expert_bias.cuh.
 */
 #ifndef LLMC_EXPERTS_CUH
 #define LLMC_EXPERTS_CUH
@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
         store_pack(dfch + first + F + f, dup);
     }
     sum = warp_sum(sum);
-    if (lane == 0 && !is_padding) {
-        dscale[m] = sum;
+    if (lane == 0) {
+        dscale[m] = is_padding ? 0.0f : sum;
     }
 }
 

@@ -5,15 +5,18 @@ the CPU version. C channels of N tokens, M rows, F hidden units of an expert.
     experts_gather    rows[m] = tokens[token of m]                 zeros for padding
     experts_sum       tokens[n] (+)= sum over the rows m of n of rows[m], in the order of `chosen`
     experts_activate  act[m] = scale[m] activation(gate, up)       of a kind with a gate (activation.h)
+    experts_bias      rows[m] += scale[m] bias_e                   of the expert e that has row m
 
-    tokens    (N, C)     rows       (M, C)
+    tokens    (N, C)     rows       (M, C)         bias  (E, C)
     act, dact (M, F)     fch, dfch  (M, 2 F)   gate in the first F columns, up in the others
 
 Only the first `first[E]` rows count; act of padding is 0. experts_activate_backward sets
 
     dfch[m] = scale[m] dact[m] activation'(gate, up)     dscale[m] = dact[m] . activation(gate, up)
 
-and leaves padding as it is.
+and leaves padding as it is. experts_bias_backward sets or adds to dbias, and adds to dscale:
+
+    dbias_e (+)= sum over the rows m of e of scale[m] drows[m]     dscale[m] += bias_e . drows[m]
 */
 #ifndef LLMC_EXPERTS_H
 #define LLMC_EXPERTS_H
@@ -49,6 +52,12 @@ void experts_activate_cpu(float* act, const float* fch, const Router* router, in
 void experts_activate_backward_cpu(float* dfch, float* dscale, const float* dact, const float* fch,
                                    const Router* router, int F, ActivationKind kind);
 
+void experts_bias_cpu(float* rows, const float* bias, const Router* router, int C);
+
+// dbias may be NULL. The bits do not depend on the number of threads.
+void experts_bias_backward_cpu(float* dbias, float* dscale, const float* drows, const float* bias,
+                               const Router* router, int C, GradientMode mode);
+
 #ifdef __cplusplus
 }
 #endif
@@ -56,6 +65,8 @@ void experts_activate_backward_cpu(float* dfch, float* dscale, const float* dact
 #ifdef EXPERTS_IMPLEMENTATION
 
 #include <string.h>
+
+#include "llmc/base/vec.h"
 
 void experts_gather_cpu(float* rows, const float* tokens, const Router* router, int C) {
     const int M = router->first[router->E];
@@ -108,6 +119,48 @@ void experts_activate_backward_cpu(float* dfch, float* dscale, const float* dact
             dscale[m] =
                 activation_row_backward_cpu(dfch + (size_t)m * 2 * F, dact + (size_t)m * F,
                                             fch + (size_t)m * 2 * F, router->scale[m], (size_t)F, kind);
+        }
+    }
+}
+
+void experts_bias_cpu(float* rows, const float* bias, const Router* router, int C) {
+    for (int e = 0; e < router->E; e++) {
+#pragma omp parallel for schedule(static)
+        for (int m = router->first[e]; m < router->first[e] + router_count(router, e); m++) {
+            for (int c = 0; c < C; c++) {
+                rows[(size_t)m * C + c] += router->scale[m] * bias[(size_t)e * C + c];
+            }
+        }
+    }
+}
+
+// Sums the columns [begin, end) of expert e over its rows, in order.
+static void experts_bias_sum_(float* dbias, const float* drows, const Router* router, int e, int C, int begin,
+                              int end, GradientMode mode) {
+    float* to = dbias + (size_t)e * C;
+    for (int c = begin; c < end && mode == GRADIENT_SET; c++) {
+        to[c] = 0;
+    }
+    for (int m = router->first[e]; m < router->first[e + 1]; m++) {
+        for (int c = begin; c < end; c++) {
+            to[c] += router->scale[m] * drows[(size_t)m * C + c];
+        }
+    }
+}
+
+void experts_bias_backward_cpu(float* dbias, float* dscale, const float* drows, const float* bias,
+                               const Router* router, int C, GradientMode mode) {
+    enum { COLUMNS = 64 }; // of a thread at a time
+    const int blocks = (C + COLUMNS - 1) / COLUMNS;
+    for (int e = 0; e < router->E; e++) {
+#pragma omp parallel for schedule(static)
+        for (int i = 0; i < (dbias ? blocks : 0); i++) {
+            const int end = (i + 1) * COLUMNS < C ? (i + 1) * COLUMNS : C;
+            experts_bias_sum_(dbias, drows, router, e, C, i * COLUMNS, end, mode);
+        }
+#pragma omp parallel for schedule(static)
+        for (int m = router->first[e]; m < router->first[e + 1]; m++) {
+            dscale[m] += vec_dot(bias + (size_t)e * C, drows + (size_t)m * C, C);
         }
     }
 }
