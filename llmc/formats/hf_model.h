@@ -8,12 +8,13 @@ hf_model.h -- the weights of a model as Hugging Face stores them, in a directory
 
 The matrices of GPT-2's blocks are (in, out) there, the transpose of ours; other families have a
 tensor for each part of our qkvw and fcw, and another order of the channels that rotary positions
-turn. The vocabulary has no padding there: writing drops it, and reading sets it to zero. A tensor
+turn. gpt-oss has one tensor for all experts of a layer, transposed, with gate and up in turns. The vocabulary has no padding there: writing drops it, and reading sets it to zero. A tensor
 that config.json does not account for is refused by name; heads for other tasks are ignored with a
 note on stderr.
 
 Models are read in fp32, fp16 or bf16, with and without the prefix of their names, into fp32,
-exactly. A weight that is not finite is an error that names its tensor. Groups of parameters
+exactly. So are matrices of gpt-oss's experts in MXFP4 (mxfp4.h), as *_blocks and *_scales; these are
+not transposed. They are written as they are in memory. A weight that is not finite is an error that names its tensor. Groups of parameters
 (model.h) are read one at a time, and a file is written from memory that has only its groups. A
 tensor that layers share (model.h) is written once per layer, so files have every layer; when a
 model is read, these layers must be equal.
@@ -121,6 +122,7 @@ void hf_model_close(HfModel* model);
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 #include "llmc/formats/hf_config_families.h"
+#include "llmc/formats/mxfp4.h"
 #include "llmc/tokenizer/bpe_files.h"
 
 #define HF_CLASSIFIER_ "lm_head.weight"
@@ -142,7 +144,7 @@ static HfTensor_ hf_before_first_(void) { return (HfTensor_){NULL, NULL, 0, 0}; 
 // last.
 static int hf_next_(HfTensor_* at, const TensorRow* rows, Arch arch) {
     const FileTensor* end = file_tensors() + FILE_TENSOR_ROWS;
-    if (at->tensor && ++at->expert < at->row->experts) {
+    if (at->tensor && ++at->expert < file_tensor_parts(at->tensor, at->row)) {
         return 1;
     }
     at->expert = 0;
@@ -170,6 +172,10 @@ static FileTensorName hf_name_(const HfTensor_* t) {
     return file_tensor_name(t->tensor->hf_name, t->l, t->expert);
 }
 
+static int hf_is_turned_(const HfTensor_* t) {
+    return t->tensor->form == FILE_CONV1D || t->tensor->form == FILE_STACK;
+}
+
 static FileLines hf_lines_(const HfTensor_* t, ModelConfig cfg) {
     return file_tensor_lines(t->tensor, t->row, cfg, t->expert);
 }
@@ -177,34 +183,53 @@ static FileLines hf_lines_(const HfTensor_* t, ModelConfig cfg) {
 // Shape of a tensor, as the file has it.
 typedef struct {
     int ndim;
-    size_t sizes[2];
+    size_t sizes[3];
 } HfShape_;
 
 static HfShape_ hf_shape_(const HfTensor_* t, ModelConfig cfg) {
     const FileLines lines = hf_lines_(t, cfg);
+    if (t->tensor->form == FILE_STACK) {
+        const size_t experts = (size_t)t->row->experts;
+        return file_is_vector(t->row) ? (HfShape_){2, {experts, lines.count}}
+                                      : (HfShape_){3, {experts, lines.width, lines.count}};
+    }
     return file_is_vector(t->row)           ? (HfShape_){1, {lines.count, 0}}
            : t->tensor->form == FILE_CONV1D ? (HfShape_){2, {lines.width, lines.count}}
                                             : (HfShape_){2, {lines.count, lines.width}};
 }
 
-// Sets out (n, rows) to the columns first ... first + n - 1 of in (rows, cols), for elements of 2
-// or 4 bytes.
-static void hf_turn_(void* out, const void* in, size_t rows, size_t cols, size_t first, size_t n,
-                     size_t element_bytes) {
+// A matrix whose transpose a file has: its rows in memory, and how many matrices these are, whose
+// rows the file has in turns. A vector of each expert counts as one column.
+typedef struct {
+    FileLines rows;
+    size_t turns;
+} HfTurned_;
+
+// Returns the matrix of an expert, or with expert 0 the only one.
+static HfTurned_ hf_turned_(const HfTensor_* t, ModelConfig cfg, int expert) {
+    return (HfTurned_){file_tensor_lines(t->tensor, t->row, cfg, expert),
+                       t->tensor->rows == ROWS_TURNS ? (size_t)model_gates(cfg) : 1};
+}
+
+// Sets out (n, rows) to the columns first ... first + n - 1 of a matrix `in`, with elements of 2 or
+// 4 bytes.
+static void hf_turn_(void* out, const void* in, HfTurned_ of, size_t first, size_t n, size_t element_bytes) {
+    const size_t rows = of.rows.count, cols = of.rows.width;
     for (size_t r = 0; r < rows; r++) {
+        const size_t to = file_turns_line(rows, of.turns, r);
         for (size_t j = 0; j < n; j++) {
             if (element_bytes == 4) {
-                ((uint32_t*)out)[j * rows + r] = ((const uint32_t*)in)[r * cols + first + j];
+                ((uint32_t*)out)[j * rows + to] = ((const uint32_t*)in)[r * cols + first + j];
             } else {
-                ((uint16_t*)out)[j * rows + r] = ((const uint16_t*)in)[r * cols + first + j];
+                ((uint16_t*)out)[j * rows + to] = ((const uint16_t*)in)[r * cols + first + j];
             }
         }
     }
 }
 
 // Returns the number of columns of a matrix that are transposed at a time.
-static size_t hf_chunk_columns_(const TensorRow* row) {
-    const size_t columns = HF_CHUNK_ / row->rows;
+static size_t hf_chunk_columns_(size_t rows) {
+    const size_t columns = HF_CHUNK_ / rows;
     return columns ? columns : 1;
 }
 
@@ -213,17 +238,19 @@ static void* hf_chunk_open_(const TensorRow* rows) {
     size_t max = HF_CHUNK_;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         max = rows[i].rows > max ? rows[i].rows : max;
+        max = file_is_vector(&rows[i]) && rows[i].cols > max ? rows[i].cols : max;
     }
     return check_alloc(max, sizeof(float), "a piece of a matrix");
 }
 
-static void hf_write_turned_(SafeTensorsWriter* writer, const TensorRow* row, const char* layer,
+static void hf_write_turned_(SafeTensorsWriter* writer, HfTurned_ of, const char* layer, size_t element_bytes,
                              void* chunk) {
-    const size_t columns = hf_chunk_columns_(row);
-    for (size_t at = 0; at < row->cols; at += columns) {
-        const size_t n = row->cols - at < columns ? row->cols - at : columns;
-        hf_turn_(chunk, layer, row->rows, row->cols, at, n, row->element_bytes);
-        safetensors_write_raw(writer, chunk, n * row->rows * row->element_bytes);
+    const size_t rows = of.rows.count, cols = of.rows.width, columns = hf_chunk_columns_(rows);
+    const char* matrix = layer + of.rows.first * cols * element_bytes;
+    for (size_t at = 0; at < cols; at += columns) {
+        const size_t n = cols - at < columns ? cols - at : columns;
+        hf_turn_(chunk, matrix, of, at, n, element_bytes);
+        safetensors_write_raw(writer, chunk, n * rows * element_bytes);
     }
 }
 
@@ -232,9 +259,10 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, Model
     const FileLines lines = hf_lines_(t, cfg);
     const size_t line_bytes = lines.width * t->row->element_bytes;
     const char* first = layer + lines.first * line_bytes;
-    if (t->tensor->form == FILE_CONV1D) {
-        hf_write_turned_(writer, t->row, layer, chunk);
-    } else if (t->tensor->form == FILE_PLAIN) {
+    for (int e = 0; e < t->row->experts && hf_is_turned_(t); e++) {
+        hf_write_turned_(writer, hf_turned_(t, cfg, e), layer, t->row->element_bytes, chunk);
+    }
+    if (t->tensor->form == FILE_PLAIN) {
         safetensors_write_raw(writer, first, lines.count * line_bytes);
     }
     for (size_t i = 0; i < lines.count && t->tensor->form >= FILE_HEADS; i++) {
@@ -368,7 +396,7 @@ static void hf_read_part_(const SafeTensorsView* view, size_t start, size_t coun
 // Sets rows [r0, r1) of a layer (rows, cols) whose transpose the file has.
 static void hf_read_turned_(const SafeTensorsView* view, const TensorRow* row, float* layer, size_t r0,
                             size_t r1, float* chunk) {
-    const size_t columns = hf_chunk_columns_(row), count = r1 - r0;
+    const size_t columns = hf_chunk_columns_(row->rows), count = r1 - r0;
     for (size_t at = 0; at < row->cols; at += columns) {
         const size_t n = row->cols - at < columns ? row->cols - at : columns;
         if (count == row->rows) {
@@ -382,6 +410,35 @@ static void hf_read_turned_(const SafeTensorsView* view, const TensorRow* row, f
                 layer[(r0 + r) * row->cols + at + j] = chunk[j * count + r];
             }
         }
+    }
+}
+
+// Sets the matrix of expert e in a layer, from a stack in a file.
+static void hf_read_stacked_(const SafeTensorsView* view, HfTurned_ of, int e, float* layer, float* chunk) {
+    const size_t rows = of.rows.count, cols = of.rows.width, columns = hf_chunk_columns_(rows);
+    float* matrix = layer + of.rows.first * cols;
+    for (size_t at = 0; at < cols; at += columns) {
+        const size_t n = cols - at < columns ? cols - at : columns;
+        hf_read_part_(view, ((size_t)e * cols + at) * rows, n * rows, chunk);
+        for (size_t r = 0; r < rows; r++) {
+            const size_t from = file_turns_line(rows, of.turns, r);
+            for (size_t j = 0; j < n; j++) {
+                matrix[r * cols + at + j] = chunk[j * rows + from];
+            }
+        }
+    }
+}
+
+// Sets it from blocks in MXFP4.
+static void hf_read_blocks_(const SafeTensorsView* blocks, const SafeTensorsView* scales, HfTurned_ of, int e,
+                            float* layer) {
+    const size_t rows = of.rows.count, cols = of.rows.width, count = cols / MXFP4_BLOCK;
+    for (size_t r = 0; r < rows; r++) {
+        const size_t from = (size_t)e * rows + file_turns_line(rows, of.turns, r);
+        float* row = layer + (of.rows.first + r) * cols;
+        mxfp4_decode(row, blocks->data + from * count * MXFP4_BLOCK_BYTES, scales->data + from * count,
+                     count);
+        hf_check_finite_(scales, row, from * cols, cols);
     }
 }
 
@@ -431,6 +488,9 @@ static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, Mode
     case FILE_HEADS:
     case FILE_QKV:
         hf_read_heads_(view, t, cfg, layer, range);
+        break;
+    case FILE_STACK: // hf_read_stack_
+        break;
     }
 }
 
@@ -583,6 +643,29 @@ static const SafeTensorsView* hf_find_fused_(const HfModel* model, const HfTenso
     return safetensors_set_require(&model->set, name.text, 3, shape);
 }
 
+// Returns the blocks, or the scales, that the files have for a stack in the place of its elements.
+static const SafeTensorsView* hf_find_mxfp4_(const HfModel* model, const HfTensor_* t, const char* part) {
+    const FileLines lines = hf_lines_(t, model->cfg);
+    const size_t shape[] = {(size_t)t->row->experts, lines.count, lines.width / MXFP4_BLOCK,
+                            MXFP4_BLOCK_BYTES};
+    FileTensorName name = hf_name_(t);
+    snprintf(name.text + strlen(name.text), sizeof(name.text) - strlen(name.text), "_%s", part);
+    name = hf_name_in_files_(model, name.text, t->row);
+    const SafeTensorsView* view =
+        safetensors_set_require(&model->set, name.text, strcmp(part, "blocks") == 0 ? 4 : 3, shape);
+    CHECK(view->dtype == SAFETENSORS_U8 && lines.width % MXFP4_BLOCK == 0,
+          "%s: tensor %s has %s for rows of %zu, wanted U8 and multiples of %d", view->path, view->name,
+          safetensors_dtype_name(view->dtype), lines.width, (int)MXFP4_BLOCK);
+    return view;
+}
+
+static int hf_is_mxfp4_(const HfModel* model, const HfTensor_* t) {
+    FileTensorName name = hf_name_(t);
+    snprintf(name.text + strlen(name.text), sizeof(name.text) - strlen(name.text), "_blocks");
+    name = hf_name_in_files_(model, name.text, t->row);
+    return t->tensor->form == FILE_STACK && safetensors_set_find(&model->set, name.text);
+}
+
 // Returns the name of a tensor in transformers 5, where experts are part of the MLP.
 static FileTensorName hf_newer_name_(FileTensorName name) {
     static const char old[] = "block_sparse_moe";
@@ -597,6 +680,9 @@ static FileTensorName hf_newer_name_(FileTensorName name) {
 
 // Returns the tensor of the files that has t.
 static const SafeTensorsView* hf_find_whole_(const HfModel* model, const HfTensor_* t) {
+    if (hf_is_mxfp4_(model, t)) {
+        return hf_find_mxfp4_(model, t, "blocks");
+    }
     const SafeTensorsView* fused = hf_find_fused_(model, t);
     const HfShape_ shape = hf_shape_(t, model->cfg);
     const FileTensorName name = hf_name_(t), newer = hf_newer_name_(name);
@@ -613,7 +699,7 @@ static const SafeTensorsView* hf_find_whole_(const HfModel* model, const HfTenso
 // memory.
 static SafeTensorsView hf_find_(const HfModel* model, const HfTensor_* t) {
     SafeTensorsView view = *hf_find_whole_(model, t);
-    if (view.ndim == 3) {
+    if (view.ndim == 3 && t->tensor->form != FILE_STACK) {
         const FileLines lines = hf_lines_(t, model->cfg);
         const size_t element_bytes = view.bytes / view.elements;
         view.data += lines.first * lines.width * element_bytes;
@@ -669,11 +755,14 @@ void hf_model_open(HfModel* model, const char* directory, HfWeights which, Model
     model->arch = arch;
     model_parameter_rows_of(rows, cfg, sizeof(float));
     const SafeTensorsView** used =
-        (const SafeTensorsView**)check_alloc(hf_count_(rows, arch), sizeof(*used), "tensors of a model");
+        (const SafeTensorsView**)check_alloc(2 * hf_count_(rows, arch), sizeof(*used), "tensors of a model");
     model->chunk = (float*)hf_chunk_open_(rows);
     safetensors_set_open(&model->set, directory, hf_model_stem(which));
     for (HfTensor_ t = hf_before_first_(); hf_next_(&t, rows, arch);) {
         used[num_used++] = hf_find_whole_(model, &t);
+        if (hf_is_mxfp4_(model, &t)) {
+            used[num_used++] = hf_find_mxfp4_(model, &t, "scales");
+        }
         if (t.row->init == INIT_VOCAB && !cfg.has_head) {
             hf_check_classifier_(&model->set, used[num_used - 1]);
         }
@@ -682,15 +771,42 @@ void hf_model_open(HfModel* model, const char* directory, HfWeights which, Model
     free(used);
 }
 
+static void hf_check_same_(const SafeTensorsView* view, const SafeTensorsView* lowest) {
+    CHECK(view->dtype == lowest->dtype && view->bytes == lowest->bytes &&
+              memcmp(view->data, lowest->data, lowest->bytes) == 0,
+          "%s: tensor %s differs from %s, wanted equal ones, as --share-layers says", view->path, view->name,
+          lowest->name);
+    safetensors_release(view, 0, view->elements);
+}
+
 // Checks that the other layers of group g have the same bits as the lowest one.
 static void hf_check_equal_(const HfModel* model, HfTensor_ t, int g, const SafeTensorsView* lowest) {
+    const SafeTensorsView* scales = hf_is_mxfp4_(model, &t) ? hf_find_mxfp4_(model, &t, "scales") : NULL;
     for (t.l++; t.l < t.row->uses; t.l++) {
         if (tensor_group(t.row, t.l) == g) {
             const SafeTensorsView view = hf_find_(model, &t);
-            CHECK(view.dtype == lowest->dtype && memcmp(view.data, lowest->data, lowest->bytes) == 0,
-                  "%s: tensor %s differs from %s, wanted equal ones, as --share-layers says", view.path,
-                  view.name, lowest->name);
-            safetensors_release(&view, 0, view.elements);
+            hf_check_same_(&view, lowest);
+            if (scales) {
+                hf_check_same_(hf_find_mxfp4_(model, &t, "scales"), scales);
+            }
+        }
+    }
+}
+
+// Sets elements of a layer from a stack of the files: all of each expert that has any of them.
+static void hf_read_stack_(const HfModel* model, const SafeTensorsView* view, const HfTensor_* t,
+                           float* layer, HfRange_ range) {
+    const SafeTensorsView* scales = hf_is_mxfp4_(model, t) ? hf_find_mxfp4_(model, t, "scales") : NULL;
+    for (int e = 0; e < t->row->experts; e++) {
+        const HfTurned_ of = hf_turned_(t, model->cfg, e);
+        const size_t first = of.rows.first * of.rows.width, end = first + of.rows.count * of.rows.width;
+        if (first >= range.end || end <= range.first) {
+            continue;
+        }
+        if (scales) {
+            hf_read_blocks_(view, scales, of, e, layer);
+        } else {
+            hf_read_stacked_(view, of, e, layer, model->chunk);
         }
     }
 }
@@ -703,8 +819,12 @@ static void hf_read_tensor_(const HfModel* model, const HfTensor_* t, int g, HfR
     if (range.first < range.end) {
         const SafeTensorsView view = hf_find_(model, t);
         hf_check_equal_(model, *t, g, &view);
-        hf_read_layer_(&view, t, model->cfg, layer, (HfRange_){range.first - at, range.end - at},
-                       model->chunk);
+        const HfRange_ of_layer = {range.first - at, range.end - at};
+        if (t->tensor->form == FILE_STACK) {
+            hf_read_stack_(model, &view, t, layer, of_layer);
+        } else {
+            hf_read_layer_(&view, t, model->cfg, layer, of_layer, model->chunk);
+        }
         safetensors_release(&view, 0, view.elements);
     }
 }
