@@ -58,6 +58,7 @@ TEST(sizes_with_experts) {
         {"mixtral:8x7b", 46702.793, 12879.9},
         {"olmoe:1b-7b", 6919.162, 1282.0},
         {"qwen3moe:30b-a3b", 30532.123, 3353.0},
+        {"gpt-oss:20b", 20914.757, 4187.4},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
         const ModelPreset* model = model_preset_by_name(published[i].name);
