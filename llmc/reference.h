@@ -755,8 +755,8 @@ static inline void ref_router_backward(Real* dlogits, const Real* dweights, cons
 //
 //     out = sum_e w_e (act_e proj_e^T + b_e)
 //
-//     dw_e = dout . (act_e proj_e^T + b_e)    dact_e = w_e dout proj_e    dproj_e = w_e dout^T act_e
-//     db_e = sum_n w_e dout
+//     dw_e = dout . (act_e proj_e^T + b_e)    dact_e = w_e dout proj_e
+//     dproj_e = w_e dout^T act_e              db_e = sum_n w_e dout
 //
 // out (N, C)    weights (N, E)    act (N, E, F): each expert's hidden layer    proj (E, C, F)
 // bias (E, C), or NULL

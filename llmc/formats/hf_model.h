@@ -8,13 +8,14 @@ hf_model.h -- the weights of a model as Hugging Face stores them, in a directory
 
 The matrices of GPT-2's blocks are (in, out) there, the transpose of ours; other families have a
 tensor for each part of our qkvw and fcw, and another order of the channels that rotary positions
-turn. gpt-oss has one tensor for all experts of a layer, transposed, with gate and up in turns. The vocabulary has no padding there: writing drops it, and reading sets it to zero. A tensor
-that config.json does not account for is refused by name; heads for other tasks are ignored with a
-note on stderr.
+turn. gpt-oss has one tensor for all experts of a layer, transposed, with gate and up in turns. The
+vocabulary has no padding there: writing drops it, and reading sets it to zero. A tensor that
+config.json does not account for is refused by name; heads for other tasks are ignored with a note
+on stderr.
 
 Models are read in fp32, fp16 or bf16, with and without the prefix of their names, into fp32,
-exactly. So are matrices of gpt-oss's experts in MXFP4 (mxfp4.h), as *_blocks and *_scales; these are
-not transposed. They are written as they are in memory. A weight that is not finite is an error that names its tensor. Groups of parameters
+exactly. Experts of gpt-oss may also be in MXFP4 (mxfp4.h), as *_blocks and *_scales, which are not
+transposed. A weight that is not finite is an error that names its tensor. Groups of parameters
 (model.h) are read one at a time, and a file is written from memory that has only its groups. A
 tensor that layers share (model.h) is written once per layer, so files have every layer; when a
 model is read, these layers must be equal.

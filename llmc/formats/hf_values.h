@@ -1,7 +1,6 @@
 /*
-hf_values.h -- values of keys in config.json (hf_config.h) that stand for themselves: sizes, numbers,
-and what must have the one value that we compute. Each reader returns 0 with text->error set if the
-value is no such one.
+hf_values.h -- readers of values in config.json (hf_config.h): sizes, numbers, and what must have
+the one value that we compute. Each returns 0 with text->error set if the value is another one.
 */
 #ifndef LLMC_HF_VALUES_H
 #define LLMC_HF_VALUES_H

@@ -358,7 +358,8 @@ static inline void mlp_experts_forward_(float* out, const Mlp* mlp) {
 
 static inline size_t mlp_elements_(const Weight* w) { return (size_t)w->OC * (size_t)w->C; }
 
-// Returns the gradients of expert e, parts of the gradients of all experts, but for the second bias.
+// Returns the gradients of expert e, parts of the gradients of all experts, without the second
+// bias.
 static inline MlpGradients mlp_gradients_of_expert_(const Mlp* mlp, const MlpGradients* d, int e) {
     const size_t fc = (size_t)e * mlp_elements_(&mlp->fc), proj = (size_t)e * mlp_elements_(&mlp->proj);
     return (MlpGradients){.dinp = mlp_rows_(mlp->experts.out, mlp, e),

@@ -184,7 +184,7 @@ static inline void self_attention_keys_(const SelfAttention* a, const float* inp
     attention_either_forward_cpu(&pass, a->attention);
 }
 
-// The same with sinks.
+// Sets what heads see, with sinks.
 static inline void self_attention_heads_(const SelfAttention* a, const float* inp) {
     self_attention_keys_(a, inp);
     if (a->sinks) {

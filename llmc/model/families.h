@@ -238,8 +238,8 @@ static inline size_t file_tensor_line(const FileTensor* tensor, HeadOrder order,
                : line;
 }
 
-// Returns the place among the lines of a file for line `line` in memory, of `count` lines of as many
-// matrices in turns.
+// Returns the place among the lines of a file for line `line` in memory, of `count` lines of
+// `matrices` in turns.
 static inline size_t file_turns_line(size_t count, size_t matrices, size_t line) {
     return line % (count / matrices) * matrices + line / (count / matrices);
 }

@@ -118,7 +118,7 @@ __device__ inline GateGpu limited_gate_(float x) {
     return y;
 }
 
-// What multiplies the activation of a gate, and its slope.
+// Returns the factor of the activation of a gate, and its slope.
 __device__ inline GateGpu plain_up_(float x) {
     const GateGpu y = {x, 1.0f};
     return y;

@@ -19,7 +19,8 @@ activation.h -- the activation of an MLP's hidden layer: the contract, and the C
 Both passes set their output. With one gate, dpre may be dact.
 
 GELU in its tanh form: Hendrycks and Gimpel, "Gaussian error linear units", 2016; SwiGLU: Shazeer,
-"GLU variants improve transformer", 2020; clamped: OpenAI, gpt-oss, 2025; the square of ReLU: So et al., "Primer", 2021.
+"GLU variants improve transformer", 2020; clamped: OpenAI, gpt-oss, 2025; the square of ReLU: So et
+al., "Primer", 2021.
 */
 #ifndef LLMC_ACTIVATION_H
 #define LLMC_ACTIVATION_H
@@ -59,7 +60,7 @@ extern "C" {
 #define ACTIVATION_WORD_(kind, word, ...)                                                                    \
     case kind:                                                                                               \
         return word;
-#define ACTIVATION_CASE_(kind, ...) case kind:
+#define ACTIVATION_CASE(kind, ...) case kind:
 
 typedef enum { ACTIVATIONS_PLAIN(ACTIVATION_VALUE_) ACTIVATIONS_GATED(ACTIVATION_VALUE_) } ActivationKind;
 #define ACTIVATION_ONE_(...) +1
@@ -73,9 +74,9 @@ static inline const char* activation_word(ActivationKind kind) {
 // Returns the columns of the hidden layer before the activation, in units of F.
 static inline int activation_gates(ActivationKind kind) {
     switch (kind) {
-        ACTIVATIONS_PLAIN(ACTIVATION_CASE_)
+        ACTIVATIONS_PLAIN(ACTIVATION_CASE)
         return 1;
-        ACTIVATIONS_GATED(ACTIVATION_CASE_)
+        ACTIVATIONS_GATED(ACTIVATION_CASE)
         return 2;
     }
     return 0;
@@ -243,8 +244,8 @@ ALWAYS_INLINE void activation_store_(float* p, Vec v, size_t n) {
     }
 ACTIVATIONS_PLAIN(ACTIVATION_PASSES_)
 
-// Defines both passes of an activation of a gate and a value, of one row, too, and NAME_at_ of columns
-// i, i + 1, ... of a row.
+// Defines both passes of an activation of a gate and a value, of one row, too, and NAME_at_ of
+// columns i, i + 1, ... of a row.
 #define ACTIVATION_GATED_PASSES_(kind, word, name, of, times)                                                \
     ALWAYS_INLINE GatedVec name##_at_(const float* row, size_t i, size_t F) {                                \
         return gated_of_(of##_precise_(activation_load_(row + i, F - i)),                                    \
@@ -297,7 +298,7 @@ ACTIVATIONS_GATED(ACTIVATION_GATED_PASSES_)
 void activation_row_cpu(float* act, const float* pre, float scale, size_t F, ActivationKind kind) {
     switch (kind) { // with a gate
         ACTIVATIONS_GATED(ACTIVATION_ROW_)
-        ACTIVATIONS_PLAIN(ACTIVATION_CASE_)
+        ACTIVATIONS_PLAIN(ACTIVATION_CASE)
         break;
     }
 }
@@ -306,7 +307,7 @@ float activation_row_backward_cpu(float* dpre, const float* dact, const float* p
                                   ActivationKind kind) {
     switch (kind) {
         ACTIVATIONS_GATED(ACTIVATION_ROW_BACKWARD_)
-        ACTIVATIONS_PLAIN(ACTIVATION_CASE_)
+        ACTIVATIONS_PLAIN(ACTIVATION_CASE)
         break;
     }
     return 0;

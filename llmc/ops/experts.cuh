@@ -171,7 +171,7 @@ static inline void experts_activate(X* act, const X* fch, const Router* r, int F
         break;
         ACTIVATIONS_GATED(EXPERTS_LAUNCH_)
 #undef EXPERTS_LAUNCH_
-        ACTIVATIONS_PLAIN(ACTIVATION_CASE_)
+        ACTIVATIONS_PLAIN(ACTIVATION_CASE)
         break;
     }
 }
@@ -187,7 +187,7 @@ static inline void experts_activate_backward(X* dfch, float* dscale, const X* da
         break;
         ACTIVATIONS_GATED(EXPERTS_LAUNCH_)
 #undef EXPERTS_LAUNCH_
-        ACTIVATIONS_PLAIN(ACTIVATION_CASE_)
+        ACTIVATIONS_PLAIN(ACTIVATION_CASE)
         break;
     }
 }

@@ -4,7 +4,7 @@ the CPU version. C channels of N tokens, M rows, F hidden units of an expert.
 
     experts_gather    rows[m] = tokens[token of m]                 zeros for padding
     experts_sum       tokens[n] (+)= sum over the rows m of n of rows[m], in the order of `chosen`
-    experts_activate  act[m] = scale[m] activation(gate, up)       of a kind with a gate (activation.h)
+    experts_activate  act[m] = scale[m] activation(gate, up)       of a kind with a gate
     experts_bias      rows[m] += scale[m] bias_e                   of the expert e that has row m
 
     tokens    (N, C)     rows       (M, C)         bias  (E, C)

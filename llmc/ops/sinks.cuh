@@ -55,7 +55,8 @@ static inline void sinks_forward(X* out, float* lse, const X* sinks, AttentionSi
     launch(sinks_lse_kernel<X>, (unsigned)ceil_div(heads, (size_t)256), 256, 0, gpu, lse, sinks, sizes);
 }
 
-// Sums one head over SINKS_TOKENS tokens: a warp over every SINKS_WARPS-th, then the warps in order.
+// Sums one head over SINKS_TOKENS tokens: a warp over every SINKS_WARPS-th, then the warps in
+// order.
 // grid   ceil(N / SINKS_TOKENS), NH      block   SINKS_WARPS warps      moves  out and dout once.
 // order  fixed.
 template <class X>

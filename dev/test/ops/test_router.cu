@@ -194,8 +194,8 @@ static void check_rows(const Router* cpu, const Router* r, const Case* c, int C,
     gpu_free(dact_gpu);
 }
 
-// Biases of C columns, with gradients that are added to; then those of a router's logits, one matrix
-// for all tokens, whose gradient is set.
+// Biases of C columns, with gradients that are added to; then those of a router's logits, one
+// matrix for all tokens, whose gradient is set.
 template <class X>
 static void check_biases(const Router* cpu, const Router* r, const Case* c, int C, const Gpu* gpu) {
     const size_t M = (size_t)cpu->first[c->E], all = (size_t)c->E * C, N = tokens(c);
