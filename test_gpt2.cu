@@ -52,7 +52,7 @@ static ModelConfig arch_config(Arch arch, int L, int NH, int KV, int HS, int F) 
     return cfg;
 }
 
-enum { ARCHS = 18 };
+enum { ARCHS = 19 };
 
 // Sets models that have every kind of operation: 4 queries share a key, or 2, or none; all heads
 // together wider or narrower than the channels; windows of some tokens, in some layers, or one.
@@ -114,6 +114,10 @@ static void set_archs(ModelConfig archs[ARCHS]) {
     archs[17] = arch_config(ARCH_GEMMA3, 2, 4, 2, 16, 72); // norms of heads: 1 + w
     archs[17].window = 5, archs[17].windows[0] = 1;
     archs[17].attention_scale = 0.25f, archs[17].window_rope_base = 100;
+    archs[18] = arch_config(ARCH_GPTOSS, 2, 4, 2, 16, 24); // sinks, and experts with biases
+    archs[18].has_head = 1;
+    archs[18].E = 4, archs[18].E_used = 2;
+    archs[18].window = 5, archs[18].windows[0] = 1;
 }
 
 // Returns the tolerance for |got - want| / |want| of a tensor: each element goes through some tens

@@ -605,10 +605,10 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
 }
 
 // Returns the gradient of the bias of the projection into the stream that enters block l; none for
-// the first block of this stage.
+// the first block of this stage. Experts have theirs in mlp.cuh.
 static Gradient bias_grad_into(const Model* model, int l) {
     Gradient bias = model->gradients[l > 0 ? l - 1 : 0].fcprojb;
-    bias.data = l > 0 ? bias.data : NULL;
+    bias.data = l > 0 && model->cfg.E == 0 ? bias.data : NULL;
     return bias;
 }
 

@@ -217,9 +217,10 @@ static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, c
 
 typedef struct {
     size_t B, T, NH, KV, HS;
-    size_t window; // of attention
-    Real scale;    // of scores; 0: 1 / sqrt(HS)
-    Real cap;      // of scores; 0: none
+    size_t window;     // of attention
+    Real scale;        // of scores; 0: 1 / sqrt(HS)
+    Real cap;          // of scores; 0: none
+    const Real* sinks; // (NH), or NULL
 } RefHeads;
 
 typedef struct {
@@ -409,6 +410,10 @@ static inline void ref_rope_backward(Real* dinp, const Real* dout, RefRope rope,
 //     lse[t]      = log(sum_u exp(score[t][u]))      p[t][u] = exp(score[t][u] - lse[t])
 //     out[t]      = sum_u p[t][u] v[u]
 //
+// A sink s of a head adds exp(s) to the sum in lse; it has no value. OpenAI, 2025
+//
+//     ds = - sum_t exp(s - lse[t]) dout[t] . out[t]
+//
 //     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) scale (1 - (score[t][u] / cap)^2)
 //     dq[t] = sum_u ds[t][u] k[u]    dk[u] = sum_t ds[t][u] q[t]    dv[u] = sum_t p[t][u] dout[t]
 //
@@ -464,14 +469,16 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
     for (size_t i = 0; i < heads.B * heads.NH * heads.T; i++) {
         const RefQuery_ at = ref_query_(i, starts, heads);
         const Real *q = qkv + at.q, *k = qkv + at.k, *v = qkv + at.v;
+        const Real sink = heads.sinks ? heads.sinks[i / heads.T % heads.NH] : -INFINITY;
         Real* o = out + at.out;
-        Real max = -INFINITY, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
+        Real max = sink, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
         for (size_t u = at.start; u <= at.t; u++) {
             max = fmax(max, ref_score_(q, k + u * at.row, heads));
         }
         for (size_t u = at.start; u <= at.t; u++) {
             sum += exp(ref_score_(q, k + u * at.row, heads) - max);
         }
+        sum += exp(sink - max);
         lse[i] = max + log(sum);
         for (size_t d = 0; d < HS; d++) {
             o[d] = 0;
@@ -485,8 +492,10 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
     }
 }
 
-static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Real* qkv, const Real* out,
-                                          const Real* lse, const int* starts, RefHeads heads) {
+// dsinks (NH), or NULL
+static inline void ref_attention_backward(Real* dqkv, Real* dsinks, const Real* dout, const Real* qkv,
+                                          const Real* out, const Real* lse, const int* starts,
+                                          RefHeads heads) {
     const size_t HS = heads.HS;
     for (size_t i = 0; i < heads.B * heads.NH * heads.T; i++) {
         const RefQuery_ at = ref_query_(i, starts, heads);
@@ -494,6 +503,10 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
         Real *dq = dqkv + at.q, *dk = dqkv + at.k, *dv = dqkv + at.v;
         const Real *o = out + at.out, *d_o = dout + at.out;
         const Real average = ref_dot_(d_o, o, HS); // average of d_o . v, weighted by p
+        if (dsinks) {
+            const size_t h = i / heads.T % heads.NH;
+            dsinks[h] -= exp(heads.sinks[h] - lse[i]) * average;
+        }
         for (size_t u = at.start; u <= at.t; u++) {
             const size_t row = u * at.row;
             const Real score = ref_score_(q, k + row, heads), p = exp(score - lse[i]);
@@ -522,6 +535,11 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
 //
 // GeGLU: GELU in the place of g s
 //
+// Clamped: OpenAI, gpt-oss, 2025; a derivative beyond a limit is 0
+//
+//     act = h s (c + 1)    h = min(g, 7)    c = min(max(x, -7), 7)    s = 1 / (1 + exp(-1.702 h))
+//     dx  = dact h s       dg = dact (c + 1) s (1 + 1.702 h (1 - s))
+//
 // The square of ReLU: So et al., 2021
 //
 //     act = max(x, 0)^2      dx = dact 2 max(x, 0)
@@ -540,6 +558,11 @@ static inline RefActivation_ ref_activation_(Real x, Real gate, ActivationKind k
     case ACTIVATION_SWIGLU: {
         const Real s = ref_sigmoid_(gate);
         return (RefActivation_){gate * s * x, gate * s, x * s * (1 + gate * (1 - s))};
+    }
+    case ACTIVATION_CLAMPED: {
+        const Real h = fmin(gate, 7), c = fmin(fmax(x, -7), 7), s = ref_sigmoid_(1.702 * h);
+        return (RefActivation_){h * s * (c + 1), c == x ? h * s : 0,
+                                h == gate ? (c + 1) * s * (1 + 1.702 * h * (1 - s)) : 0};
     }
     case ACTIVATION_RELU2: {
         const Real positive = fmax(x, 0);
@@ -730,38 +753,50 @@ static inline void ref_router_backward(Real* dlogits, const Real* dweights, cons
 // -------------------------------------------------------------------------------------------------
 // Mixture of experts: Shazeer et al., 2017; the second matrix of the MLPs, and their sum
 //
-//     out = sum_e w_e act_e proj_e^T
+//     out = sum_e w_e (act_e proj_e^T + b_e)
 //
-//     dw_e = dout . (act_e proj_e^T)    dact_e = w_e dout proj_e    dproj_e = w_e dout^T act_e
+//     dw_e = dout . (act_e proj_e^T + b_e)    dact_e = w_e dout proj_e
+//     dproj_e = w_e dout^T act_e              db_e = sum_n w_e dout
 //
 // out (N, C)    weights (N, E)    act (N, E, F): each expert's hidden layer    proj (E, C, F)
+// bias (E, C), or NULL
 
 typedef struct {
-    const Real *act, *weights, *proj;
+    const Real *act, *weights, *proj, *bias;
     size_t N, E, F, C;
 } RefExperts;
 
+// Returns channel c of expert e's output for token n.
+static inline Real ref_expert_out_(const RefExperts* x, size_t n, size_t e, size_t c) {
+    const size_t row = e * x->C + c;
+    return ref_dot_(x->act + (n * x->E + e) * x->F, x->proj + row * x->F, x->F) +
+           (x->bias ? x->bias[row] : 0);
+}
+
 static inline void ref_experts_forward(Real* out, RefExperts x) {
-    const size_t N = x.N, E = x.E, F = x.F, C = x.C;
+    const size_t N = x.N, E = x.E, C = x.C;
     for (size_t n = 0; n < N; n++) {
         for (size_t c = 0; c < C; c++) {
             out[n * C + c] = 0;
             for (size_t e = 0; e < E; e++) {
-                out[n * C + c] +=
-                    x.weights[n * E + e] * ref_dot_(x.act + (n * E + e) * F, x.proj + (e * C + c) * F, F);
+                out[n * C + c] += x.weights[n * E + e] * ref_expert_out_(&x, n, e, c);
             }
         }
     }
 }
 
-static inline void ref_experts_backward(Real* dact, Real* dweights, Real* dproj, const Real* dout,
-                                        RefExperts x) {
+// dbias may be NULL
+static inline void ref_experts_backward(Real* dact, Real* dweights, Real* dproj, Real* dbias,
+                                        const Real* dout, RefExperts x) {
     const size_t E = x.E, F = x.F, C = x.C;
     for (size_t i = 0; i < x.N * E * C; i++) {
         const size_t n = i / (E * C), e = i / C % E, c = i % C, hidden = (n * E + e) * F,
                      row = (e * C + c) * F;
         const Real d = dout[n * C + c], w = x.weights[n * E + e];
-        dweights[n * E + e] += d * ref_dot_(x.act + hidden, x.proj + row, F);
+        dweights[n * E + e] += d * ref_expert_out_(&x, n, e, c);
+        if (dbias) {
+            dbias[e * C + c] += w * d;
+        }
         for (size_t f = 0; f < F; f++) {
             dact[hidden + f] += w * d * x.proj[row + f];
             dproj[row + f] += w * d * x.act[hidden + f];

@@ -237,10 +237,10 @@ static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, c
         ref_linear_forward(a->fcproj, a->fch_act, p->fcprojw, p->fcprojb, (RefLinear){N, F, C});
         return;
     }
-    ref_linear_forward(a->router_logits, a->ln2, p->routerw, NULL, (RefLinear){N, C, E});
+    ref_linear_forward(a->router_logits, a->ln2, p->routerw, p->routerwb, (RefLinear){N, C, E});
     ref_router_forward(a->expert_weights, a->router_logits, &router);
     ref_experts_forward(Fs ? a->routed : a->fcproj,
-                        (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C});
+                        (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, p->fcprojb, N, E, F, C});
     if (Fs) { // the shared expert
         ref_linear_forward(a->sfch, a->ln2, p->sfcw, NULL, (RefLinear){N, C, s.G * Fs});
         ref_activation_forward(a->sfch_act, a->sfch, N, Fs, kind);
@@ -264,11 +264,12 @@ static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, 
         ref_linear_backward(da->ln2, dp->sfcw, NULL, da->sfch, a->ln2, p->sfcw, (RefLinear){N, C, s.G * Fs});
     }
     if (E) {
-        ref_experts_backward(da->fch_act, da->expert_weights, dp->fcprojw, Fs ? da->routed : da->fcproj,
-                             (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, N, E, F, C});
+        ref_experts_backward(da->fch_act, da->expert_weights, dp->fcprojw, dp->fcprojb,
+                             Fs ? da->routed : da->fcproj,
+                             (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, p->fcprojb, N, E, F, C});
         ref_router_backward(da->router_logits, da->expert_weights, a->router_logits, a->expert_weights,
                             (Real)1 / ref_model_tokens_(m), &router);
-        ref_linear_backward(da->ln2, dp->routerw, NULL, da->router_logits, a->ln2, p->routerw,
+        ref_linear_backward(da->ln2, dp->routerw, dp->routerwb, da->router_logits, a->ln2, p->routerw,
                             (RefLinear){N, C, E});
     } else {
         ref_linear_backward(da->fch_act, dp->fcprojw, dp->fcprojb, da->fcproj, a->fch_act, p->fcprojw,
@@ -279,7 +280,7 @@ static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, 
 }
 
 // Return the heads of layer l, and the norms of its queries and keys.
-static inline RefHeads ref_heads_(const RefModel* m, int l) {
+static inline RefHeads ref_heads_(const RefModel* m, const RefParameters* p, int l) {
     const RefSizes s = m->sizes;
     return (RefHeads){s.B,
                       s.T,
@@ -288,7 +289,8 @@ static inline RefHeads ref_heads_(const RefModel* m, int l) {
                       s.HS,
                       (size_t)model_window(m->cfg, l),
                       m->cfg.attention_scale,
-                      m->cfg.attention_softcap};
+                      m->cfg.attention_softcap,
+                      p->sinks};
 }
 static inline RefHeadNorm ref_head_norm_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
     return (RefHeadNorm){m->sizes.kinds->heads,
@@ -353,8 +355,8 @@ static inline RefActivations ref_in_block_(RefActivations a) {
 static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C;
-    const RefHeads heads = ref_heads_(m, l);
     const RefParameters p = ref_parameters_(m, m->params, l);
+    const RefHeads heads = ref_heads_(m, &p, l);
     const RefActivations a = ref_in_block_(ref_activations_(m, m->acts, l)),
                          next = ref_activations_(m, m->acts, l + 1);
     if (s.before) {
@@ -379,8 +381,8 @@ static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
 static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C;
-    const RefHeads heads = ref_heads_(m, l);
     const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
+    const RefHeads heads = ref_heads_(m, &p, l);
     const RefActivations a = ref_in_block_(ref_activations_(m, m->acts, l));
     const RefActivations da = ref_in_block_(ref_activations_(m, m->dacts, l)),
                          dnext = ref_activations_(m, m->dacts, l + 1);
@@ -395,7 +397,7 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
                          ref_row_norm_(m, p.ln1postw, NULL, NULL, a.ln1post_rstd));
     ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw,
                         (RefLinear){N, s.Q, C});
-    ref_attention_backward(da.turned, da.atty, a.turned, a.atty, a.att_lse, starts, heads);
+    ref_attention_backward(da.turned, dp.sinks, da.atty, a.turned, a.atty, a.att_lse, starts, heads);
     ref_rope_backward(da.normed, da.turned, ref_rope_of_(m, l), heads);
     ref_heads_norm_backward(da.qkv, dp.qnormw, dp.knormw, da.normed, a.qkv, ref_head_norm_(m, &p, &a), heads);
     ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, (RefLinear){N, C, s.QKV});

@@ -11,13 +11,15 @@ two of these models with other rotary positions in one layer. tokens.bin is the 
 make_update_fixtures.py and make_teacher_fixtures.py read these models.
 """
 
+import json
 import shutil
 import struct
 from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 OUT = Path(__file__).parent / "fixtures" / "models"
 B, T = 2, 13
@@ -28,6 +30,8 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_facto
               original_max_position_embeddings=64)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max_position_embeddings=64)
 LONG = dict(rope_type="longrope", rope_theta=10000.0, factor=4.0, short_factor=[1.0, 1.25, 1.5, 2.0], long_factor=[1.5, 3.0, 6.0, 20.0])
+OSS = dict(hidden_size=32, intermediate_size=64, head_dim=12, num_local_experts=5, num_experts_per_tok=2, sliding_window=5,
+           pad_token_id=0, rope_parameters=YARN | dict(rope_theta=150000.0, truncate=False))
 
 # name: class of the configuration, its arguments, type of the saved weights, largest file
 MODELS = {
@@ -86,6 +90,8 @@ MODELS = {
     "phi3": (transformers.Phi3Config, dict(sliding_window=7, pad_token_id=0, original_max_position_embeddings=12,
                                            rope_parameters=LONG | dict(partial_rotary_factor=0.7, short_factor=[1.0, 1.25], long_factor=[1.5, 3.0])),
              torch.bfloat16, "5GB"),
+    "gptoss": (transformers.GptOssConfig, OSS, torch.bfloat16, "5GB"),
+    "gptoss_mxfp4": (transformers.GptOssConfig, OSS, torch.bfloat16, "5GB"),  # see quantize
     "glm4": (transformers.Glm4Config, dict(head_dim=12, pad_token_id=0, rms_norm_eps=1e-5), torch.bfloat16, "5GB"),
 }
 
@@ -96,10 +102,46 @@ def fill(model):
     with torch.no_grad():
         for name, x in model.named_parameters():
             noise = torch.randn(x.shape, generator=rng)
-            x.copy_(1 + 0.2 * noise if "norm" in name else (0.3 if x.dim() > 1 else 0.2) * noise)
+            large = 3 if "gate_up_proj_bias" in name or "sinks" in name else 0  # some hidden units beyond the limit
+            x.copy_(1 + 0.2 * noise if "norm" in name else (large or (0.3 if x.dim() > 1 else 0.2)) * noise)
         for name, x in model.named_buffers():
             if "correction_bias" in name:
                 x.copy_(0.2 * torch.randn(x.shape, generator=rng))
+
+
+def quantize(directory):
+    """Rewrites a model's experts in MXFP4, as gpt-oss is published: (E, in, out) become blocks and scales (E, out, in)."""
+    tensors = load_file(directory / "model.safetensors")
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        blocks = tensors.pop(name).float().transpose(1, 2).unflatten(-1, (-1, 32))
+        exponents = torch.floor(torch.log2(blocks.abs().amax(-1))) - 2  # the largest number is 4 or 6
+        scaled = blocks * torch.exp2(-exponents)[..., None]
+        codes = (scaled[..., None] - values).abs().argmin(-1).to(torch.uint8)
+        tensors[name + "_blocks"] = (codes[..., 0::2] | codes[..., 1::2] << 4).contiguous()
+        tensors[name + "_scales"] = (exponents + 127).to(torch.uint8).contiguous()
+        rounded = (values[codes.int()] * torch.exp2(exponents)[..., None]).flatten(2).transpose(1, 2)
+        assert torch.equal(convert_moe_packed_tensors(tensors[name + "_blocks"], tensors[name + "_scales"], dtype=torch.float32), rounded)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4",
+                                     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                                                "model.embed_tokens", "lm_head"]}
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read_back(directory):
+    """The weights as they were rounded. For MXFP4 transformers wants a GPU, or accelerate: so its conversion is called here."""
+    if not (directory / "model.safetensors").exists() or "quantization_config" not in (directory / "config.json").read_text():
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", experts_implementation="eager")
+    tensors = load_file(directory / "model.safetensors")
+    for name in [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]:
+        tensors[name] = convert_moe_packed_tensors(tensors.pop(name + "_blocks"), tensors.pop(name + "_scales"), dtype=torch.float32)
+    config = transformers.AutoConfig.from_pretrained(directory, attn_implementation="eager", experts_implementation="eager")
+    del config.quantization_config
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(tensors)
+    return model
 
 
 def numbers(model, tokens):
@@ -152,10 +194,9 @@ def main():
         fill(model)
         shutil.rmtree(OUT / name, ignore_errors=True)
         model.to(dtype).save_pretrained(OUT / name, max_shard_size=shard_size)
-        # read back, for the weights as they were rounded
-        saved = transformers.AutoModelForCausalLM.from_pretrained(OUT / name, attn_implementation="eager",
-                                                                  experts_implementation="eager")
-        expected = numbers(saved, tokens)
+        if name == "gptoss_mxfp4":
+            quantize(OUT / name)
+        expected = numbers(read_back(OUT / name), tokens)
         save_file(expected, OUT / name / "expected.safetensors")
         for path in (OUT / name).iterdir():
             path.chmod(0o644)

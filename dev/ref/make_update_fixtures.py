@@ -34,8 +34,9 @@ def updates(name, tokens):
                                                               experts_implementation="eager").eval()
     model.get_input_embeddings().padding_idx = None  # else that token has no gradient
     weights = list(model.parameters())
-    optimizer = torch.optim.AdamW([dict(params=[x for x in weights if x.dim() > 1], weight_decay=DECAY),
-                                   dict(params=[x for x in weights if x.dim() == 1], weight_decay=0.0)],
+    decays = [x.dim() > 1 and not name.endswith("bias") for name, x in model.named_parameters()]
+    optimizer = torch.optim.AdamW([dict(params=[x for x, yes in zip(weights, decays) if yes], weight_decay=DECAY),
+                                   dict(params=[x for x, yes in zip(weights, decays) if not yes], weight_decay=0.0)],
                                   lr=LR, betas=BETAS, eps=EPS)
     for _ in range(UPDATES):
         optimizer.zero_grad()

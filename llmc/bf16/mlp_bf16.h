@@ -169,22 +169,23 @@ ALWAYS_INLINE void mlp_bf16_gated_tile_(const void* of, int begin, int end, Gate
 #define MLP_BF16_GATED_TILES_(kind, word, name, ...)                                                         \
     static void mlp_bf16_##name##_tile_(const void* of, int begin, int end) {                                \
         mlp_bf16_gated_tile_(of, begin, end, name##_vec, 0);                                                 \
+    }                                                                                                        \
+    static void mlp_bf16_scaled_##name##_tile_(const void* of, int begin, int end) {                         \
+        mlp_bf16_gated_tile_(of, begin, end, name##_vec, 1);                                                 \
     }
 ACTIVATIONS_GATED(MLP_BF16_GATED_TILES_)
 
-static void mlp_bf16_scaled_swiglu_tile_(const void* of, int begin, int end) {
-    mlp_bf16_gated_tile_(of, begin, end, swiglu_vec, 1);
-}
-
 void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch* scratch) {
 #define MLP_BF16_FINISH_(kind, word, name, ...) [kind] = mlp_bf16_##name##_tile_,
+#define MLP_BF16_SCALED_(kind, word, name, ...) [kind] = mlp_bf16_scaled_##name##_tile_,
     static const Bf16Finish finishes[] = {ACTIVATIONS_PLAIN(MLP_BF16_FINISH_)
-                                              ACTIVATIONS_GATED(MLP_BF16_FINISH_)};
+                                              ACTIVATIONS_GATED(MLP_BF16_FINISH_)},
+                            scaled[] = {ACTIVATIONS_GATED(MLP_BF16_SCALED_)};
     const MlpBf16Forward_ forward = {mlp, &scratch->kernel};
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)mlp->C, 1});
     MatmulBf16 m = matmul_bf16_of(NULL, left, matmul_bf16_packed(mlp->fcw, mlp->C), mlp->N,
                                   mlp_bf16_hidden_(mlp), mlp->C);
-    m.finish = mlp->scale ? mlp_bf16_scaled_swiglu_tile_ : finishes[mlp->kind];
+    m.finish = (mlp->scale ? scaled : finishes)[mlp->kind];
     m.context = &forward;
     m.paired = activation_gates(mlp->kind) == 2 ? mlp->F / BF16_TILE : 0;
     matmul_bf16_product_cpu(m, scratch);
@@ -312,23 +313,24 @@ ALWAYS_INLINE void mlp_bf16_gated_backward_tile_(const void* of, int begin, int 
 #define MLP_BF16_GATED_BACKWARD_TILES_(kind, word, name, ...)                                                \
     static void mlp_bf16_##name##_backward_tile_(const void* of, int begin, int end) {                       \
         mlp_bf16_gated_backward_tile_(of, begin, end, name##_vec, 0);                                        \
+    }                                                                                                        \
+    static void mlp_bf16_scaled_##name##_backward_tile_(const void* of, int begin, int end) {                \
+        mlp_bf16_gated_backward_tile_(of, begin, end, name##_vec, 1);                                        \
     }
 ACTIVATIONS_GATED(MLP_BF16_GATED_BACKWARD_TILES_)
-
-static void mlp_bf16_scaled_swiglu_backward_tile_(const void* of, int begin, int end) {
-    mlp_bf16_gated_backward_tile_(of, begin, end, swiglu_vec, 1);
-}
 
 // Sets dfch and act, packed, and the sums of dfch.
 static void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16Factor dout,
                              MatmulBf16Scratch* scratch) {
 #define MLP_BF16_BACKWARD_FINISH_(kind, word, name, ...) [kind] = mlp_bf16_##name##_backward_tile_,
+#define MLP_BF16_BACKWARD_SCALED_(kind, word, name, ...) [kind] = mlp_bf16_scaled_##name##_backward_tile_,
     static const Bf16Finish finishes[] = {ACTIVATIONS_PLAIN(MLP_BF16_BACKWARD_FINISH_)
-                                              ACTIVATIONS_GATED(MLP_BF16_BACKWARD_FINISH_)};
+                                              ACTIVATIONS_GATED(MLP_BF16_BACKWARD_FINISH_)},
+                            scaled[] = {ACTIVATIONS_GATED(MLP_BF16_BACKWARD_SCALED_)};
     const MlpBf16* mlp = backward->mlp;
     MatmulBf16 m =
         matmul_bf16_of(NULL, dout, matmul_bf16_packed(mlp->fcprojw_backward, mlp->C), mlp->N, mlp->F, mlp->C);
-    m.finish = mlp->scale ? mlp_bf16_scaled_swiglu_backward_tile_ : finishes[mlp->kind];
+    m.finish = (mlp->scale ? scaled : finishes)[mlp->kind];
     m.context = backward;
     m.read = mlp->fch;
     matmul_bf16_product_cpu(m, scratch);

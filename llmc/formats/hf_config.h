@@ -51,6 +51,7 @@ char* hf_config_kept(const char* directory);
 #include "llmc/base/text_buffer.h"
 #include "llmc/formats/hf_config_families.h"
 #include "llmc/formats/hf_rope.h"
+#include "llmc/formats/hf_values.h"
 #include "llmc/model/families.h"
 
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // largest config.json
@@ -101,6 +102,9 @@ typedef enum {
     HF_POSITIONS_,
     HF_PATTERN_,
     HF_LAYER_TYPES_,
+    HF_LIMIT_, // of clamped SwiGLU; its slope
+    HF_SLOPE_,
+    HF_MXFP4_, // how the experts are stored: hf_model.h reads both ways
     // the value that we support, although a missing key means another one
     HF_MUST_BE_TRUE_,
     HF_MUST_BE_NONE_,
@@ -119,7 +123,8 @@ typedef struct {
 static const HfKey_ hf_keys_[] = {
     {FAMILY_ALL, "vocab_size", HF_SIZE_, HF_MEMBER_(cfg.V)},
     {FAMILY_ALL, "tie_word_embeddings", HF_BOOL_, HF_MEMBER_(is_tied)},
-    {FAMILY_ALL, "quantization_config", HF_UNUSED_, 0},
+    {FAMILY_ALL & ~FAMILY_GPTOSS, "quantization_config", HF_UNUSED_, 0},
+    {FAMILY_GPTOSS, "quantization_config", HF_MXFP4_, 0},
     {FAMILY_ALL, "add_cross_attention", HF_FALSE_, 0},
 
     {FAMILY_GPT2, "n_layer", HF_SIZE_, HF_MEMBER_(cfg.L)},
@@ -196,7 +201,9 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_EXPERTS, "router_jitter_noise", HF_NONE_, 0},
     {FAMILY_OLMOE | FAMILY_GLM, "sliding_window", HF_NONE_, 0},
     {FAMILY_GEMMA3, "use_bidirectional_attention", HF_UNUSED_, 0},
-    {FAMILY_GLM4, "attention_bias", HF_TRUE_, 0},
+    {FAMILY_GLM4 | FAMILY_GPTOSS, "attention_bias", HF_TRUE_, 0},
+    {FAMILY_GPTOSS, "swiglu_limit", HF_LIMIT_, 0},
+    {FAMILY_GPTOSS, "swiglu_alpha", HF_SLOPE_, 0},
 
     // keys of models that differ from the family they claim to be
     {FAMILY_ROPE & ~FAMILY_CAPPED, "final_logit_softcapping", HF_UNUSED_, 0},
@@ -214,75 +221,10 @@ static const HfKey_ hf_keys_[] = {
 };
 // clang-format on
 
-static int hf_read_size_(JsonReader* text, int* size) {
-    size_t value;
-    if (!json_natural(text, &value)) {
-        return 0;
-    }
-    *size = value < INT_MAX ? (int)value : INT_MAX;
-    return 1;
-}
-
-// Reads a size, which may be 0 only for a window: then the model has none.
-static int hf_read_counted_(JsonReader* text, const char* key, int* size) {
-    return hf_read_size_(text, size) &&
-           (*size > 0 || strcmp(key, "sliding_window") == 0 ||
-            error_set(text->error, text->path, "%s is 0, wanted 1 or more, or null", key));
-}
-
-static int hf_read_positive_(JsonReader* text, const char* key, float* value) {
-    double number;
-    if (!json_number(text, &number)) {
-        return 0;
-    }
-    *value = (float)number;
-    return (*value > 0 && isfinite(*value)) ||
-           error_set(text->error, text->path, "%s is %g, wanted a positive number", key, number);
-}
-
-// Reads a switch that must have the value that we support.
-static int hf_read_switch_(JsonReader* text, const char* key, int wanted) {
-    int found;
-    if (!json_bool(text, &found)) {
-        return 0;
-    }
-    return found == wanted || error_set(text->error, text->path, "%s is %s, wanted %s", key,
-                                        found ? "true" : "false", wanted ? "true" : "false");
-}
-
-// Reads null, false or 1: each means that something is not used.
-static int hf_read_unused_(JsonReader* text, const char* key) {
-    double number = 0;
-    const char first = (char)json_peek(text);
-    if (first == 'n' || first == 'f') {
-        return json_skip(text);
-    }
-    const int is_number = (first >= '0' && first <= '9') || first == '-';
-    if (is_number && !json_number(text, &number)) {
-        return 0;
-    }
-    return number == 1 || error_set(text->error, text->path,
-                                    "%s changes what the model computes, which is not supported", key);
-}
-
-// Reads null, 0 or an empty list.
-static int hf_read_none_(JsonReader* text, const char* key) {
-    double number = 0;
-    const char first = (char)json_peek(text);
-    if (first == 'n') {
-        return json_skip(text);
-    }
-    const int is_empty = first == '[' ? json_take(text, '[') && json_element(text, JSON_FIRST) == 0
-                                      : json_number(text, &number) && number == 0;
-    return is_empty || text->error[0] ||
-           error_set(text->error, text->path, "%s changes what the model computes, which is not supported",
-                     key);
-}
-
 // Reads the number of experts, which has several names.
 static int hf_read_experts_(JsonReader* text, const char* key, HfConfig_* config) {
     int count;
-    if (!hf_read_size_(text, &count)) {
+    if (!hf_read_size(text, &count)) {
         return 0;
     }
     if (config->experts_key && count != config->cfg.E) {
@@ -353,7 +295,7 @@ static int hf_read_rope_(JsonReader* text, HfRope* rope, HfConfig_* config) {
 static int hf_read_rotated_(JsonReader* text, const char* key, HfConfig_* config) {
     size_t turns;
     if (config->family->unrotated_every == 0) {
-        return hf_read_unused_(text, key);
+        return hf_read_unused(text, key);
     }
     if (json_peek(text) == 'n') {
         return json_skip(text);
@@ -417,6 +359,9 @@ static int hf_config_rope_(HfConfig_* config, const char* path, char* error) {
     const HfRope *rope = &config->rope, *old = &config->old_rope, *window = &config->rope_of[1];
     if (!hf_config_choose_rope_(config, path, error)) {
         return 0;
+    }
+    if (FAMILY_GPTOSS >> cfg->arch & 1 && !rope->is_given && !old->is_given) {
+        return error_set(error, path, "no rope_parameters or rope_scaling, wanted one of them");
     }
     cfg->scaling = rope->is_given ? rope->scaling : old->scaling;
     cfg->rope_factors = rope->is_given ? rope->factors : old->factors;
@@ -520,7 +465,7 @@ static int hf_config_shared_(HfConfig_* config, const char* path, char* error) {
 static int hf_read_pattern_(JsonReader* text, const char* key, int* every) {
     const char first = (char)json_peek(text);
     *every = first == '"' ? -1 : *every;
-    return first == '"' || first == 'n' ? json_skip(text) : hf_read_counted_(text, key, every);
+    return first == '"' || first == 'n' ? json_skip(text) : hf_read_counted(text, key, every);
 }
 
 // attention is the old name of full_attention.
@@ -606,27 +551,27 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
     const int is_null = json_peek(text) == 'n';
     switch (key->value) {
     case HF_SIZE_:
-        return hf_read_size_(text, (int*)(void*)member);
+        return hf_read_size(text, (int*)(void*)member);
     case HF_SIZE_OR_NULL_:
         *(int*)(void*)member = 0;
-        return is_null ? json_skip(text) : hf_read_counted_(text, key->key, (int*)(void*)member);
+        return is_null ? json_skip(text) : hf_read_counted(text, key->key, (int*)(void*)member);
     case HF_POSITIVE_:
-        return hf_read_positive_(text, key->key, (float*)(void*)member);
+        return hf_read_positive(text, key->key, (float*)(void*)member);
     case HF_POSITIVE_OR_NULL_:
         *(float*)(void*)member = 0;
-        return is_null ? json_skip(text) : hf_read_positive_(text, key->key, (float*)(void*)member);
+        return is_null ? json_skip(text) : hf_read_positive(text, key->key, (float*)(void*)member);
     case HF_BOOL_:
         return json_bool(text, (int*)(void*)member);
     case HF_TRUE_:
     case HF_MUST_BE_TRUE_:
-        return hf_read_switch_(text, key->key, 1);
+        return hf_read_switch(text, key->key, 1);
     case HF_FALSE_:
-        return hf_read_switch_(text, key->key, 0);
+        return hf_read_switch(text, key->key, 0);
     case HF_UNUSED_:
-        return hf_read_unused_(text, key->key);
+        return hf_read_unused(text, key->key);
     case HF_NONE_:
     case HF_MUST_BE_NONE_:
-        return hf_read_none_(text, key->key);
+        return hf_read_none(text, key->key);
     case HF_EXPERTS_:
         return hf_read_experts_(text, key->key, config);
     case HF_TURNED_:
@@ -645,6 +590,12 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
         return hf_read_positions_(text, &config->never_turns);
     case HF_PATTERN_:
         return hf_read_pattern_(text, key->key, (int*)(void*)member);
+    case HF_LIMIT_:
+        return hf_read_constant(text, key->key, CLAMPED_LIMIT);
+    case HF_SLOPE_:
+        return hf_read_constant(text, key->key, CLAMPED_SLOPE);
+    case HF_MXFP4_:
+        return hf_read_mxfp4(text, key->key);
     case HF_LAYER_TYPES_:
     case HF_MUST_BE_TYPES_:
         return hf_read_layer_types_(text, config);

@@ -52,7 +52,7 @@ enum {
     FAMILY_EXAONE4 = 1 << ARCH_EXAONE4,
     FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE | 1 << ARCH_SMOLLM3,
     FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_GEMMA | FAMILY_PHI3 | FAMILY_SWITCHED |
-                     1 << ARCH_OLMO3 | FAMILY_EXAONE4,
+                     1 << ARCH_OLMO3 | FAMILY_EXAONE4 | FAMILY_GPTOSS,
     FAMILY_WHOLE_HEADS = 1 << ARCH_LLAMA | 1 << ARCH_ARCEE | FAMILY_GEMMA, // divide channels
     FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                    // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
@@ -60,7 +60,7 @@ enum {
     FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3, // heads x head size are the channels
     FAMILY_MOE_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM,
     FAMILY_OWN_HIDDEN = FAMILY_MOE_HIDDEN | FAMILY_GRANITE4, // intermediate_size is another one
-    FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM | FAMILY_GLM4,
+    FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM | FAMILY_GLM4 | FAMILY_GPTOSS,
     FAMILY_PADDED = 1 << ARCH_SMOLLM3 | FAMILY_FUSED, // a missing pad_token_id is a large id
     // with keys of the scale and the cap of attention's scores
     FAMILY_ATTENTION_SCALE = FAMILY_GEMMA | FAMILY_GRANITE,
@@ -106,6 +106,8 @@ const HfFamily hf_families[ARCH_COUNT] = {
     [ARCH_PHI3] =     {"phi3",      "Phi3ForCausalLM",     {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 1, 0, 0, 0, 0, 0, 0, 0},
     [ARCH_GLM4] =     {"glm4",      "Glm4ForCausalLM",     {"silu", "swish"}, 1.5625e-7f, 2, 128, 0, 0, 0, 0,  0,   0, "intermediate_size", NULL,
         "  \"attention_bias\": true,\n", ORDER_PAIRS, 0.5f, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_GPTOSS] =   {"gpt_oss",   "GptOssForCausalLM",   {"silu", "swish"}, 1e-5f, 8,  64,  128,  0,  0, 1.5e5f, 128, 4, "intermediate_size", "num_local_experts",
+        "  \"attention_bias\": true,\n  \"swiglu_limit\": 7.0,\n  \"swiglu_alpha\": 1.702,\n", ORDER_HALVES, 0, 0, 0, 0, 2, 0, 0, 0},
 };
 
 const HfDefaults hf_defaults[ARCH_COUNT] = {

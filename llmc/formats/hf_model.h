@@ -9,15 +9,17 @@ hf_model.h -- the weights of a model as Hugging Face stores them, in a directory
 
 The matrices of GPT-2's blocks are (in, out) there, the transpose of ours; other families have a
 tensor for each part of our qkvw and fcw, and another order of the channels that rotary positions
-turn. The vocabulary has no padding there: writing drops it, and reading sets it to zero. A tensor
-that config.json does not account for is refused by name; heads for other tasks are ignored with a
-note on stderr.
+turn. gpt-oss has one tensor for all experts of a layer, transposed, with gate and up in turns. The
+vocabulary has no padding there: writing drops it, and reading sets it to zero. A tensor that
+config.json does not account for is refused by name; heads for other tasks are ignored with a note
+on stderr.
 
 GGUF has the matrices as ours, other names and another order of channels, and the sum where a norm
 adds a number to its weights.
 
 Models are read in fp32, fp16 or bf16, with and without the prefix of their names, into fp32,
-exactly. A weight that is not finite is an error that names its tensor. Groups of parameters
+exactly. Experts of gpt-oss may also be in MXFP4 (mxfp4.h), as *_blocks and *_scales, which are not
+transposed. A weight that is not finite is an error that names its tensor. Groups of parameters
 (model.h) are read one at a time, and a file is written from memory that has only its groups. A
 tensor that layers share (model.h) is written once per layer, so files have every layer; when a
 model is read, these layers must be equal.
@@ -132,6 +134,7 @@ void hf_model_close(HfModel* model);
 #include "llmc/formats/gguf_keys.h"
 #include "llmc/formats/gguf_tensors.h"
 #include "llmc/formats/hf_config_families.h"
+#include "llmc/formats/mxfp4.h"
 #include "llmc/tokenizer/bpe_files.h"
 
 #define HF_CLASSIFIER_ "lm_head.weight"
@@ -163,7 +166,7 @@ static int hf_layers_(const HfTensor_* t, const TensorRow* rows, Arch arch) {
 // last.
 static int hf_next_(HfTensor_* at, const TensorRow* rows, Arch arch) {
     const FileTensor* end = file_tensors() + FILE_TENSOR_ROWS;
-    if (at->tensor && ++at->expert < at->row->experts) {
+    if (at->tensor && ++at->expert < file_tensor_parts(at->tensor, at->row)) {
         return 1;
     }
     at->expert = 0;
@@ -200,7 +203,7 @@ static HeadOrder hf_order_(const HfTensor_* t, ModelConfig cfg) {
 }
 
 static int hf_is_turned_(const HfTensor_* t) {
-    return t->tensor->form == FILE_CONV1D && t->format != HF_GGUF;
+    return t->tensor->form == FILE_STACK || (t->tensor->form == FILE_CONV1D && t->format != HF_GGUF);
 }
 
 // Shape of a tensor, as the file has it.
@@ -211,31 +214,51 @@ typedef struct {
 
 static HfShape_ hf_shape_(const HfTensor_* t, ModelConfig cfg) {
     const FileLines lines = hf_lines_(t, cfg);
+    const int is_vector = file_is_vector(t->row);
+    const size_t experts = (size_t)t->row->experts;
+    if (t->tensor->form == FILE_STACK) {
+        return is_vector ? (HfShape_){2, {experts, lines.count}}
+                         : (HfShape_){3, {experts, lines.width, lines.count}};
+    }
     const int is_of_all = t->format == HF_GGUF && file_tensor_is_of_expert(t->tensor);
-    return file_is_vector(t->row) ? (HfShape_){1, {lines.count}}
-           : hf_is_turned_(t)     ? (HfShape_){2, {lines.width, lines.count}}
-           : is_of_all            ? (HfShape_){3, {(size_t)t->row->experts, lines.count, lines.width}}
-                                  : (HfShape_){2, {lines.count, lines.width}};
+    return is_vector          ? (HfShape_){1, {lines.count}}
+           : hf_is_turned_(t) ? (HfShape_){2, {lines.width, lines.count}}
+           : is_of_all        ? (HfShape_){3, {experts, lines.count, lines.width}}
+                              : (HfShape_){2, {lines.count, lines.width}};
 }
 
-// Sets out (n, rows) to the columns first ... first + n - 1 of in (rows, cols), for elements of 2
-// or 4 bytes.
-static void hf_turn_(void* out, const void* in, size_t rows, size_t cols, size_t first, size_t n,
-                     size_t element_bytes) {
+// A matrix whose transpose a file has: its rows in memory, and how many matrices these are, whose
+// rows the file has in turns. A vector of each expert counts as one column.
+typedef struct {
+    FileLines rows;
+    size_t turns;
+} HfTurned_;
+
+// Returns the matrix of an expert, or with expert 0 the only one.
+static HfTurned_ hf_turned_(const HfTensor_* t, ModelConfig cfg, int expert) {
+    return (HfTurned_){file_tensor_lines(t->tensor, t->row, cfg, expert),
+                       t->tensor->rows == ROWS_TURNS ? (size_t)model_gates(cfg) : 1};
+}
+
+// Sets out (n, rows) to the columns first ... first + n - 1 of a matrix `in`, with elements of 2 or
+// 4 bytes.
+static void hf_turn_(void* out, const void* in, HfTurned_ of, size_t first, size_t n, size_t element_bytes) {
+    const size_t rows = of.rows.count, cols = of.rows.width;
     for (size_t r = 0; r < rows; r++) {
+        const size_t to = file_turns_line(rows, of.turns, r);
         for (size_t j = 0; j < n; j++) {
             if (element_bytes == 4) {
-                ((uint32_t*)out)[j * rows + r] = ((const uint32_t*)in)[r * cols + first + j];
+                ((uint32_t*)out)[j * rows + to] = ((const uint32_t*)in)[r * cols + first + j];
             } else {
-                ((uint16_t*)out)[j * rows + r] = ((const uint16_t*)in)[r * cols + first + j];
+                ((uint16_t*)out)[j * rows + to] = ((const uint16_t*)in)[r * cols + first + j];
             }
         }
     }
 }
 
 // Returns the number of columns of a matrix that are transposed at a time.
-static size_t hf_chunk_columns_(const TensorRow* row) {
-    const size_t columns = HF_CHUNK_ / row->rows;
+static size_t hf_chunk_columns_(size_t rows) {
+    const size_t columns = HF_CHUNK_ / rows;
     return columns ? columns : 1;
 }
 
@@ -244,17 +267,19 @@ static void* hf_chunk_open_(const TensorRow* rows) {
     size_t max = HF_CHUNK_;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         max = rows[i].rows > max ? rows[i].rows : max;
+        max = file_is_vector(&rows[i]) && rows[i].cols > max ? rows[i].cols : max;
     }
     return check_alloc(max, sizeof(float), "a piece of a matrix");
 }
 
-static void hf_write_turned_(SafeTensorsWriter* writer, const TensorRow* row, const char* layer,
+static void hf_write_turned_(SafeTensorsWriter* writer, HfTurned_ of, const char* layer, size_t element_bytes,
                              void* chunk) {
-    const size_t columns = hf_chunk_columns_(row);
-    for (size_t at = 0; at < row->cols; at += columns) {
-        const size_t n = row->cols - at < columns ? row->cols - at : columns;
-        hf_turn_(chunk, layer, row->rows, row->cols, at, n, row->element_bytes);
-        safetensors_write_raw(writer, chunk, n * row->rows * row->element_bytes);
+    const size_t rows = of.rows.count, cols = of.rows.width, columns = hf_chunk_columns_(rows);
+    const char* matrix = layer + of.rows.first * cols * element_bytes;
+    for (size_t at = 0; at < cols; at += columns) {
+        const size_t n = cols - at < columns ? cols - at : columns;
+        hf_turn_(chunk, matrix, of, at, n, element_bytes);
+        safetensors_write_raw(writer, chunk, n * rows * element_bytes);
     }
 }
 
@@ -263,9 +288,10 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, Model
     const FileLines lines = hf_lines_(t, cfg);
     const size_t line_bytes = lines.width * t->row->element_bytes;
     const char* first = layer + lines.first * line_bytes;
-    if (hf_is_turned_(t)) {
-        hf_write_turned_(writer, t->row, layer, chunk);
-    } else if (t->tensor->form == FILE_PLAIN) {
+    for (int e = 0; e < t->row->experts && hf_is_turned_(t); e++) {
+        hf_write_turned_(writer, hf_turned_(t, cfg, e), layer, t->row->element_bytes, chunk);
+    }
+    if (t->tensor->form == FILE_PLAIN) {
         safetensors_write_raw(writer, first, lines.count * line_bytes);
     }
     for (size_t i = 0; i < lines.count && t->tensor->form >= FILE_HEADS; i++) {
@@ -400,7 +426,7 @@ static void hf_read_part_(const SafeTensorsView* view, size_t start, size_t coun
 // Sets rows [r0, r1) of a layer (rows, cols) whose transpose the file has.
 static void hf_read_turned_(const SafeTensorsView* view, const TensorRow* row, float* layer, size_t r0,
                             size_t r1, float* chunk) {
-    const size_t columns = hf_chunk_columns_(row), count = r1 - r0;
+    const size_t columns = hf_chunk_columns_(row->rows), count = r1 - r0;
     for (size_t at = 0; at < row->cols; at += columns) {
         const size_t n = row->cols - at < columns ? row->cols - at : columns;
         if (count == row->rows) {
@@ -414,6 +440,35 @@ static void hf_read_turned_(const SafeTensorsView* view, const TensorRow* row, f
                 layer[(r0 + r) * row->cols + at + j] = chunk[j * count + r];
             }
         }
+    }
+}
+
+// Sets the matrix of expert e in a layer, from a stack in a file.
+static void hf_read_stacked_(const SafeTensorsView* view, HfTurned_ of, int e, float* layer, float* chunk) {
+    const size_t rows = of.rows.count, cols = of.rows.width, columns = hf_chunk_columns_(rows);
+    float* matrix = layer + of.rows.first * cols;
+    for (size_t at = 0; at < cols; at += columns) {
+        const size_t n = cols - at < columns ? cols - at : columns;
+        hf_read_part_(view, ((size_t)e * cols + at) * rows, n * rows, chunk);
+        for (size_t r = 0; r < rows; r++) {
+            const size_t from = file_turns_line(rows, of.turns, r);
+            for (size_t j = 0; j < n; j++) {
+                matrix[r * cols + at + j] = chunk[j * rows + from];
+            }
+        }
+    }
+}
+
+// Sets it from blocks in MXFP4.
+static void hf_read_blocks_(const SafeTensorsView* blocks, const SafeTensorsView* scales, HfTurned_ of, int e,
+                            float* layer) {
+    const size_t rows = of.rows.count, cols = of.rows.width, count = cols / MXFP4_BLOCK;
+    for (size_t r = 0; r < rows; r++) {
+        const size_t from = (size_t)e * rows + file_turns_line(rows, of.turns, r);
+        float* row = layer + (of.rows.first + r) * cols;
+        mxfp4_decode(row, blocks->data + from * count * MXFP4_BLOCK_BYTES, scales->data + from * count,
+                     count);
+        hf_check_finite_(scales, row, from * cols, cols);
     }
 }
 
@@ -616,6 +671,29 @@ static const SafeTensorsView* hf_find_fused_(const HfModel* model, const HfTenso
     return safetensors_set_require(&model->set, name.text, 3, shape);
 }
 
+// Returns the blocks, or the scales, that the files have for a stack in the place of its elements.
+static const SafeTensorsView* hf_find_mxfp4_(const HfModel* model, const HfTensor_* t, const char* part) {
+    const FileLines lines = hf_lines_(t, model->cfg);
+    const size_t shape[] = {(size_t)t->row->experts, lines.count, lines.width / MXFP4_BLOCK,
+                            MXFP4_BLOCK_BYTES};
+    FileTensorName name = hf_name_(t);
+    snprintf(name.text + strlen(name.text), sizeof(name.text) - strlen(name.text), "_%s", part);
+    name = hf_name_in_files_(model, name.text, t->row);
+    const SafeTensorsView* view =
+        safetensors_set_require(&model->set, name.text, strcmp(part, "blocks") == 0 ? 4 : 3, shape);
+    CHECK(view->dtype == SAFETENSORS_U8 && lines.width % MXFP4_BLOCK == 0,
+          "%s: tensor %s has %s for rows of %zu, wanted U8 and multiples of %d", view->path, view->name,
+          safetensors_dtype_name(view->dtype), lines.width, (int)MXFP4_BLOCK);
+    return view;
+}
+
+static int hf_is_mxfp4_(const HfModel* model, const HfTensor_* t) {
+    FileTensorName name = hf_name_(t);
+    snprintf(name.text + strlen(name.text), sizeof(name.text) - strlen(name.text), "_blocks");
+    name = hf_name_in_files_(model, name.text, t->row);
+    return t->tensor->form == FILE_STACK && safetensors_set_find(&model->set, name.text);
+}
+
 // Returns the name of a tensor in transformers 5, where experts are part of the MLP.
 static FileTensorName hf_newer_name_(FileTensorName name) {
     static const char old[] = "block_sparse_moe";
@@ -630,6 +708,9 @@ static FileTensorName hf_newer_name_(FileTensorName name) {
 
 // Returns the tensor of the files that has t.
 static const SafeTensorsView* hf_find_whole_(const HfModel* model, const HfTensor_* t) {
+    if (hf_is_mxfp4_(model, t)) {
+        return hf_find_mxfp4_(model, t, "blocks");
+    }
     const HfShape_ shape = hf_shape_(t, model->cfg);
     if (t->format == HF_GGUF) {
         return safetensors_set_require(&model->set, hf_name_(t).text, shape.ndim, shape.sizes);
@@ -649,7 +730,7 @@ static const SafeTensorsView* hf_find_whole_(const HfModel* model, const HfTenso
 // memory; GGUF has one such tensor for each part of an MLP.
 static SafeTensorsView hf_find_(const HfModel* model, const HfTensor_* t) {
     SafeTensorsView view = *hf_find_whole_(model, t);
-    if (view.ndim == 3) {
+    if (view.ndim == 3 && t->tensor->form != FILE_STACK) {
         const FileLines lines = hf_lines_(t, model->cfg);
         const size_t first = t->format == HF_GGUF ? (size_t)t->expert * lines.count : lines.first;
         view.data += safetensors_bytes(view.dtype, first * lines.width);
@@ -705,8 +786,8 @@ void hf_model_open(HfModel* model, const char* path, HfWeights which, ModelConfi
     model->arch = arch;
     model->format = gguf_is_file(path) ? HF_GGUF : HF_SAFETENSORS;
     model_parameter_rows_of(rows, cfg, sizeof(float));
-    const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(hf_count_(rows, arch, model->format),
-                                                                        sizeof(*used), "tensors of a model");
+    const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(
+        2 * hf_count_(rows, arch, model->format), sizeof(*used), "tensors of a model");
     model->chunk = (float*)hf_chunk_open_(rows);
     if (model->format == HF_GGUF) {
         gguf_tensors_open(&model->set, path);
@@ -715,6 +796,9 @@ void hf_model_open(HfModel* model, const char* path, HfWeights which, ModelConfi
     }
     for (HfTensor_ t = hf_before_first_(model->format); hf_next_(&t, rows, arch);) {
         used[num_used++] = hf_find_whole_(model, &t);
+        if (hf_is_mxfp4_(model, &t)) {
+            used[num_used++] = hf_find_mxfp4_(model, &t, "scales");
+        }
         if (t.row->init == INIT_VOCAB && !cfg.has_head) {
             hf_check_classifier_(&model->set, used[num_used - 1]);
         }
@@ -723,15 +807,42 @@ void hf_model_open(HfModel* model, const char* path, HfWeights which, ModelConfi
     free(used);
 }
 
+static void hf_check_same_(const SafeTensorsView* view, const SafeTensorsView* lowest) {
+    CHECK(view->dtype == lowest->dtype && view->bytes == lowest->bytes &&
+              memcmp(view->data, lowest->data, lowest->bytes) == 0,
+          "%s: tensor %s differs from %s, wanted equal ones, as --share-layers says", view->path, view->name,
+          lowest->name);
+    safetensors_release(view, 0, view->elements);
+}
+
 // Checks that the other layers of group g have the same bits as the lowest one.
 static void hf_check_equal_(const HfModel* model, HfTensor_ t, int g, const SafeTensorsView* lowest) {
+    const SafeTensorsView* scales = hf_is_mxfp4_(model, &t) ? hf_find_mxfp4_(model, &t, "scales") : NULL;
     for (t.l++; t.l < t.row->uses; t.l++) {
         if (tensor_group(t.row, t.l) == g) {
             const SafeTensorsView view = hf_find_(model, &t);
-            CHECK(view.dtype == lowest->dtype && memcmp(view.data, lowest->data, lowest->bytes) == 0,
-                  "%s: tensor %s differs from %s, wanted equal ones, as --share-layers says", view.path,
-                  view.name, lowest->name);
-            safetensors_release(&view, 0, view.elements);
+            hf_check_same_(&view, lowest);
+            if (scales) {
+                hf_check_same_(hf_find_mxfp4_(model, &t, "scales"), scales);
+            }
+        }
+    }
+}
+
+// Sets elements of a layer from a stack of the files: all of each expert that has any of them.
+static void hf_read_stack_(const HfModel* model, const SafeTensorsView* view, const HfTensor_* t,
+                           float* layer, HfRange_ range) {
+    const SafeTensorsView* scales = hf_is_mxfp4_(model, t) ? hf_find_mxfp4_(model, t, "scales") : NULL;
+    for (int e = 0; e < t->row->experts; e++) {
+        const HfTurned_ of = hf_turned_(t, model->cfg, e);
+        const size_t first = of.rows.first * of.rows.width, end = first + of.rows.count * of.rows.width;
+        if (first >= range.end || end <= range.first) {
+            continue;
+        }
+        if (scales) {
+            hf_read_blocks_(view, scales, of, e, layer);
+        } else {
+            hf_read_stacked_(view, of, e, layer, model->chunk);
         }
     }
 }
@@ -744,8 +855,12 @@ static void hf_read_tensor_(const HfModel* model, const HfTensor_* t, int g, HfR
     if (range.first < range.end) {
         const SafeTensorsView view = hf_find_(model, t);
         hf_check_equal_(model, *t, g, &view);
-        hf_read_layer_(&view, t, model->cfg, layer, (HfRange_){range.first - at, range.end - at},
-                       model->chunk);
+        const HfRange_ of_layer = {range.first - at, range.end - at};
+        if (t->tensor->form == FILE_STACK) {
+            hf_read_stack_(model, &view, t, layer, of_layer);
+        } else {
+            hf_read_layer_(&view, t, model->cfg, layer, of_layer, model->chunk);
+        }
         safetensors_release(&view, 0, view.elements);
     }
 }

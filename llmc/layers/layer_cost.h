@@ -348,7 +348,7 @@ static inline void cost_experts_backward_(const CostWalk* w) {
     cost_expert_rows_(w, 2, 0);
     cost_expert_rows_(w, 1, 2);
     cost_router_(w, 2);
-    cost_linear_backward_(w, offsetof(ModelParameters, routerw), offsetof(ModelParameters, routerb));
+    cost_linear_backward_(w, offsetof(ModelParameters, routerw), offsetof(ModelParameters, routerwb));
 }
 
 static inline void cost_mlp_backward(const CostWalk* w) {

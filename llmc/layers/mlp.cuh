@@ -5,7 +5,8 @@ mlp.cuh -- mlp.h on the GPU.
     act (N, F)       = activation of fch (activation.h); matmuls may do GELU (matmul.cuh)
     out (N, C)       = residual + act proj^T + bias
 
-The gradient of proj's bias is the sum of dout over its rows. It is computed where dout is made.
+The gradient of proj's bias is the sum of dout over its rows. It is computed where dout is made, but
+for experts.
 
 With experts, all of them are computed together (expert_matmul.cuh), as are the matmuls of the
 router: a token takes the same experts in every batch. The gradient of the router's logits is
@@ -24,6 +25,7 @@ of one rank at a time, as mlp.h says.
 
 #include "llmc/layers/linear.cuh"
 #include "llmc/layers/pass.h"
+#include "llmc/ops/expert_bias.cuh"
 #include "llmc/ops/experts.cuh"
 #include "llmc/ops/router.cuh"
 #include "llmc/parallel/expert_parallel.cuh"
@@ -32,11 +34,12 @@ of one rank at a time, as mlp.h says.
 // Experts of a block; router.E = 0: none.
 typedef struct {
     Router router;
-    const floatX* bias;    // (E) of the router, or NULL
-    const floatX* routerw; // (E, C)
-    Weight fc, proj;       // of the MLP that all tokens take
-    floatX *fch, *act;     // (N, gates Fs), (N, Fs); NULL without it
-    floatX *in, *out;      // (M, C)
+    const floatX* bias;        // (E) of the router, or NULL
+    const floatX* routerw;     // (E, C)
+    const floatX* logits_bias; // (E), or NULL
+    Weight fc, proj;           // of the MLP that all tokens take
+    floatX *fch, *act;         // (N, gates Fs), (N, Fs); NULL without it
+    floatX *in, *out;          // (M, C)
     ExpertParallelGpu parallel;
 } ExpertsGpu;
 
@@ -57,10 +60,11 @@ typedef struct {
     floatX* dinp;
     Gradient dfcw, dfcb, dfcprojw;
     GradientMode mode;
-    floatX* dfch;    // (M, gates F)
-    size_t neighbor; // elements from the gradients on one rank's tokens to those on the next's
+    floatX* dfch;      // (M, gates F)
+    size_t neighbor;   // elements from the gradients on one rank's tokens to those on the next's
+    Gradient dfcprojb; // of experts
     // of the router, and of the MLP that all tokens take
-    Gradient drouterw, dshared_fcw, dshared_projw;
+    Gradient drouterw, dlogits_bias, dshared_fcw, dshared_projw;
     floatX* dlogits; // (N, E)
     float* dscale;   // (M)
     RouterLosses losses;
@@ -100,8 +104,9 @@ static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_gr
         a->arrived_first,
         traffic,
         layer->linear->gpu};
-    const ExpertsGpu experts = {router,  p->routerb,  p->routerw,   w->shared_fc,  w->shared_fcproj,
-                                a->sfch, a->sfch_act, a->expert_in, a->expert_out, parallel};
+    const ExpertsGpu experts = {router,       p->routerb,       p->routerw, p->routerwb,
+                                w->shared_fc, w->shared_fcproj, a->sfch,    a->sfch_act,
+                                a->expert_in, a->expert_out,    parallel};
     return {model_activation(cfg), pass_tokens(pass), w->fc,         w->fcproj, a->fch, a->fch_act,
             layer->linear,         experts,           layer->tensor, p->fcprojb};
 }
@@ -117,7 +122,9 @@ static inline MlpGradientsGpu mlp_gradients_of(const ModelGradients* d, const Mo
             mode,
             a->dfch,
             neighbor,
+            d->fcprojb,
             d->routerw,
+            d->routerwb,
             d->sfcw,
             d->sfcprojw,
             (floatX*)(void*)a->drouter_logits,
@@ -184,13 +191,16 @@ static inline ExpertRows mlp_tokens_(const MlpGpu* mlp) {
 }
 
 static inline void mlp_experts_activation_(const MlpGpu* mlp) {
-    experts_swiglu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C, mlp->linear->gpu);
+    experts_activate(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C, mlp->kind, mlp->linear->gpu);
 }
 
 // Sets fch and act of the rows of this rank's experts.
 static inline void mlp_own_hidden_(const MlpGpu* mlp) {
     const ExpertRows rows = experts_rows(&mlp->experts.router);
     linear_experts_forward(mlp->fch, mlp->experts.in, &mlp->fc, &rows, mlp->linear);
+    if (mlp->fc.bias) {
+        expert_bias_forward(mlp->fch, mlp->fc.bias, NULL, &rows, mlp->fc.OC, mlp->linear->gpu);
+    }
     mlp_experts_activation_(mlp);
 }
 
@@ -198,6 +208,10 @@ static inline void mlp_own_hidden_(const MlpGpu* mlp) {
 static inline void mlp_own_forward_(const MlpGpu* mlp) {
     const ExpertRows rows = experts_rows(&mlp->experts.router);
     linear_experts_forward(mlp->experts.out, mlp->act, &mlp->proj, &rows, mlp->linear);
+    if (mlp->proj.bias) {
+        expert_bias_forward(mlp->experts.out, mlp->proj.bias, mlp->experts.router.scale, &rows, mlp->proj.OC,
+                            mlp->linear->gpu);
+    }
 }
 
 static inline int mlp_divides_experts_(const MlpGpu* mlp) {
@@ -256,12 +270,15 @@ static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
     const Gpu* gpu = mlp->linear->gpu;
     const MlpGpu shared = mlp_shared_(mlp);
     const ExpertRows tokens = mlp_tokens_(mlp);
-    assert(mlp->kind == ACTIVATION_SWIGLU);
+    assert(activation_gates(mlp->kind) == 2);
     if (mlp->N == 0) {
         router_without_tokens(&x->router, gpu);
         return;
     }
     expert_matmul_forward(x->router.logits, inp, x->routerw, &tokens, {mlp->fc.C, x->router.E}, gpu);
+    if (x->logits_bias) {
+        expert_bias_forward(x->router.logits, x->logits_bias, NULL, &tokens, x->router.E, gpu);
+    }
     router_forward(&x->router, x->bias, gpu);
     experts_gather(x->in, inp, &x->router, mlp->fc.C, gpu);
     if (!mlp_divides_experts_(mlp)) {
@@ -287,6 +304,24 @@ static inline void mlp_experts_forward_residual_(floatX* out, const floatX* resi
 
 // ---- gradients of experts ----
 
+// Goes back through the biases of the experts, after the activation: sets or adds to their
+// gradients, and adds to dscale.
+static inline void mlp_biases_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, const ExpertRows* rows) {
+    const ExpertsGpu* x = &mlp->experts;
+    const Weight *fc = &mlp->fc, *proj = &mlp->proj;
+    const Gpu* gpu = mlp->linear->gpu;
+    if (d->dfcprojb.data) {
+        expert_bias_backward(d->dfcprojb, (const floatX*)x->out, x->router.scale, rows, proj->OC, d->mode,
+                             gpu);
+    }
+    if (d->dfcb.data) {
+        expert_bias_backward(d->dfcb, (const floatX*)d->dfch, NULL, rows, fc->OC, d->mode, gpu);
+    }
+    if (proj->bias && mlp_has_rows_(mlp)) {
+        expert_bias_scale(d->dscale, (const floatX*)x->out, proj->bias, rows, proj->OC, gpu);
+    }
+}
+
 // Replaces `out`, the gradient of the experts' outputs, by the gradient of their inputs; sets
 // dscale. Experts without rows also set or add to their gradients.
 static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d) {
@@ -299,8 +334,9 @@ static inline void mlp_own_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d
     linear_experts_backward_weight(d->dfcprojw, x->out, mlp->act, proj, &rows, d->mode, mlp->linear);
     if (has_rows) {
         expert_matmul_backward_input(dact, x->out, proj->data, &rows, {proj->C, proj->OC}, GRADIENT_SET, gpu);
-        experts_swiglu_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, gpu);
+        experts_activate_backward(d->dfch, d->dscale, dact, mlp->fch, &x->router, proj->C, mlp->kind, gpu);
     }
+    mlp_biases_backward_(mlp, d, &rows);
     linear_experts_backward_weight(d->dfcw, d->dfch, x->in, fc, &rows, d->mode, mlp->linear);
     if (has_rows) {
         expert_matmul_backward_input(x->out, d->dfch, fc->data, &rows, {fc->C, fc->OC}, GRADIENT_SET, gpu);
@@ -319,7 +355,9 @@ static inline MlpGradientsGpu mlp_arrived_gradients_(const MlpGpu* mlp, const Ml
     const size_t at = (size_t)from * all->neighbor;
     MlpGradientsGpu arrived = *all;
     arrived.dfcw = mlp_gradient_at_(all->dfcw, at);
+    arrived.dfcb = mlp_gradient_at_(all->dfcb, at);
     arrived.dfcprojw = mlp_gradient_at_(all->dfcprojw, at);
+    arrived.dfcprojb = mlp_gradient_at_(all->dfcprojb, at);
     arrived.dscale = mlp->experts.parallel.rows[set].dscale;
     return arrived;
 }
@@ -368,7 +406,7 @@ static inline int mlp_shared_backward_(const MlpGpu* mlp, const MlpGradientsGpu*
     return shared.N > 0;
 }
 
-// Sets or adds to dinp the gradient through the router, and to the gradient of its weight.
+// Sets or adds to dinp the gradient through the router, and to the gradients of its parameters.
 static inline void mlp_router_backward_(const MlpGpu* mlp, const MlpGradientsGpu* d, GradientMode mode,
                                         const floatX* inp) {
     const ExpertsGpu* x = &mlp->experts;
@@ -382,6 +420,9 @@ static inline void mlp_router_backward_(const MlpGpu* mlp, const MlpGradientsGpu
     }
     if (d->drouterw.data) {
         expert_matmul_backward_weight(d->drouterw, d->dlogits, inp, &tokens, {C, E}, d->mode, gpu);
+    }
+    if (d->dlogits_bias.data) {
+        expert_bias_backward(d->dlogits_bias, (const floatX*)d->dlogits, NULL, &tokens, E, d->mode, gpu);
     }
     expert_matmul_backward_input(d->dinp, d->dlogits, x->routerw, &tokens, {C, E}, mode, gpu);
 }

@@ -8,13 +8,14 @@ mlp.h -- the MLP of a block, or its experts, on the CPU, with the matmuls of lin
 With matmuls in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h
 does it.
 
-With experts, the router (router.h) chooses E_used of them for each token. They are MLPs without
-biases, with SwiGLU, and M rows in all (experts.h):
+With experts, the router (router.h) chooses E_used of them for each token. They are MLPs with gates,
+and M rows in all (experts.h):
 
-    logits (N, E) = inp router^T
+    logits (N, E) = inp router^T + bias
     in (M, C)     = the rows of inp that each expert takes
     fch, act      = as above, of the rows of each expert; act times the weight of its row
-    out (N, C)    = sum of each token's rows of act proj^T, and the MLP that all tokens take
+    out (N, C)    = sum of each token's rows of act proj^T, plus the bias times that weight, and the
+                    MLP that all tokens take
 
 In fp32 and in 8 bits only rows with a token are computed, in bf16 all: their number is a multiple
 of 32. Experts that no token takes are not read.
@@ -44,10 +45,10 @@ one rank at a time. fch and act belong to the last such rows; the backward pass 
 // Experts of a block; router.E = 0: none.
 typedef struct {
     Router router;
-    const float* routerw; // (E, C), always fp32
-    Weight fc, proj;      // of the MLP that all tokens take
-    float *fch, *act;     // (N, gates Fs), (N, Fs); NULL without it
-    float *in, *out;      // (M, C)
+    const float *routerw, *logits_bias; // (E, C), (E) or NULL; always fp32
+    Weight fc, proj;                    // of the MLP that all tokens take
+    float *fch, *act;                   // (N, gates Fs), (N, Fs); NULL without it
+    float *in, *out;                    // (M, C)
     ExpertParallel parallel;
 } Experts;
 
@@ -67,7 +68,7 @@ typedef struct {
 typedef struct {
     MlpGradients mlp; // dinp (N, C); dfch (M, gates F)
     size_t neighbor;  // elements from the gradients on one rank's tokens to those on the next's
-    float *drouterw, *dshared_fcw, *dshared_projw;
+    float *drouterw, *dlogits_bias, *dshared_fcw, *dshared_projw;
     float *dlogits, *dscale; // (N, E); (M, 1 + F / 32)
     RouterLosses losses;
     double* statistics; // of the router; NULL: not counted
@@ -103,8 +104,8 @@ static inline Mlp mlp_of(const LayerPass* layer, Group* expert_group) {
                                      a->darrived_scale,
                                      a->arrived_order,
                                      a->arrived_first};
-    const Experts experts = {router,      p->routerw,   w->shared_fc,  w->shared_fcproj, a->sfch,
-                             a->sfch_act, a->expert_in, a->expert_out, parallel};
+    const Experts experts = {router,  p->routerw,  p->routerwb,  w->shared_fc,  w->shared_fcproj,
+                             a->sfch, a->sfch_act, a->expert_in, a->expert_out, parallel};
     return (Mlp){.kind = model_activation(cfg),
                  .N = pass_tokens(pass),
                  .fc = w->fc,
@@ -131,6 +132,7 @@ static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const
                                        .sums = a->dqkv},
                                .neighbor = neighbor,
                                .drouterw = d->routerw,
+                               .dlogits_bias = d->routerwb,
                                .dshared_fcw = d->sfcw,
                                .dshared_projw = d->sfcprojw,
                                .dlogits = a->drouter_logits,
@@ -228,14 +230,17 @@ static inline int mlp_experts_are_packed_(const Mlp* mlp) {
     return mlp->linear->is_bf16 && !mlp->linear->few && mlp_bf16_fits(ROUTER_TILE, (size_t)mlp->proj.C);
 }
 
-// Returns the MLP of expert e and its rows: in fp32 and 8 bits only those with a token.
+// Returns the MLP of expert e and its rows: in fp32 and 8 bits only those with a token. Its output
+// lacks the bias, which has a weight in each row.
 static inline Mlp mlp_expert_(const Mlp* mlp, int e) {
     const Router* r = &mlp->experts.router;
     const size_t first = (size_t)r->first[e];
+    Weight proj = linear_expert(mlp->linear, &mlp->proj, e);
+    proj.bias = NULL;
     return (Mlp){.kind = mlp->kind,
                  .N = mlp_experts_are_packed_(mlp) ? r->first[e + 1] - r->first[e] : router_count(r, e),
                  .fc = linear_expert(mlp->linear, &mlp->fc, e),
-                 .proj = linear_expert(mlp->linear, &mlp->proj, e),
+                 .proj = proj,
                  .fch = mlp->fch + first * (size_t)mlp->fc.OC,
                  .act = mlp->act + first * (size_t)mlp->proj.C,
                  .linear = mlp->linear};
@@ -246,7 +251,7 @@ static inline float* mlp_rows_(float* rows, const Mlp* mlp, int e) {
     return rows + (size_t)mlp->experts.router.first[e] * (size_t)mlp->fc.C;
 }
 
-// Sets fch of an expert, and in bf16 act; in fp32 and 8 bits experts_swiglu_cpu sets act.
+// Sets fch of an expert, and in bf16 act; in fp32 and 8 bits experts_activate_cpu sets act.
 static inline void mlp_expert_hidden_(const Mlp* mlp, int e) {
     const Mlp expert = mlp_expert_(mlp, e);
     const float* in = mlp_rows_(mlp->experts.in, mlp, e);
@@ -264,7 +269,7 @@ static inline void mlp_expert_hidden_(const Mlp* mlp, int e) {
 
 static inline void mlp_experts_activation_(const Mlp* mlp) {
     if (!mlp_experts_are_packed_(mlp)) {
-        experts_swiglu_cpu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C);
+        experts_activate_cpu(mlp->act, mlp->fch, &mlp->experts.router, mlp->proj.C, mlp->kind);
     }
 }
 
@@ -283,6 +288,9 @@ static inline void mlp_own_forward_(const Mlp* mlp) {
         if (expert.N > 0) {
             mlp_one_forward_(mlp_rows_(mlp->experts.out, mlp, e), &expert);
         }
+    }
+    if (mlp->proj.bias) {
+        experts_bias_cpu(mlp->experts.out, mlp->proj.bias, &mlp->experts.router, mlp->proj.OC);
     }
 }
 
@@ -321,9 +329,9 @@ static inline void mlp_divided_forward_(const Mlp* mlp) {
 static inline void mlp_experts_hidden_(const Mlp* mlp, const float* inp) {
     const Experts* x = &mlp->experts;
     const Mlp shared = mlp_shared_(mlp);
-    assert(mlp->kind == ACTIVATION_SWIGLU);
+    assert(activation_gates(mlp->kind) == 2);
     if (mlp->N > 0) {
-        matmul_forward_cpu(x->router.logits, inp, x->routerw, NULL,
+        matmul_forward_cpu(x->router.logits, inp, x->routerw, x->logits_bias,
                            (MatmulSizes){mlp->N, mlp->fc.C, x->router.E}, &mlp->linear->matmul);
     }
     router_forward_cpu(&x->router);
@@ -350,11 +358,13 @@ static inline void mlp_experts_forward_(float* out, const Mlp* mlp) {
 
 static inline size_t mlp_elements_(const Weight* w) { return (size_t)w->OC * (size_t)w->C; }
 
-// Returns the gradients of expert e, parts of the gradients of all experts.
+// Returns the gradients of expert e, parts of the gradients of all experts, without the second
+// bias.
 static inline MlpGradients mlp_gradients_of_expert_(const Mlp* mlp, const MlpGradients* d, int e) {
     const size_t fc = (size_t)e * mlp_elements_(&mlp->fc), proj = (size_t)e * mlp_elements_(&mlp->proj);
     return (MlpGradients){.dinp = mlp_rows_(mlp->experts.out, mlp, e),
                           .dfcw = d->dfcw ? d->dfcw + fc : NULL,
+                          .dfcb = d->dfcb ? d->dfcb + (size_t)e * (size_t)mlp->fc.OC : NULL,
                           .dfcprojw = d->dfcprojw ? d->dfcprojw + proj : NULL,
                           .mode = d->mode,
                           .dfch = d->dfch + (size_t)mlp->experts.router.first[e] * (size_t)mlp->fc.OC};
@@ -365,19 +375,31 @@ static inline void mlp_expert_clear_(const Mlp* mlp, const MlpGradients* d) {
     if (d->dfcw && d->mode == GRADIENT_SET) {
         memset(d->dfcw, 0, mlp_elements_(&mlp->fc) * sizeof(float));
     }
+    if (d->dfcb && d->mode == GRADIENT_SET) {
+        memset(d->dfcb, 0, (size_t)mlp->fc.OC * sizeof(float));
+    }
     if (d->dfcprojw && d->mode == GRADIENT_SET) {
         memset(d->dfcprojw, 0, mlp_elements_(&mlp->proj) * sizeof(float));
     }
 }
 
-// Sets dscale of the rows of an expert from `parts` (F / 32, rows), in order.
+// Adds `parts` (F / 32, rows) to dscale of the rows of an expert, in order.
 static inline void mlp_sum_dscale_(float* dscale, const float* parts, int rows, int F) {
     for (int m = 0; m < rows; m++) {
-        float sum = 0;
+        float sum = dscale[m];
         for (int i = 0; i < F / BF16_TILE; i++) {
             sum += parts[(size_t)i * (size_t)rows + (size_t)m];
         }
         dscale[m] = sum;
+    }
+}
+
+// Goes back through the bias of the experts' outputs: adds to dscale.
+static inline void mlp_proj_bias_backward_(const Mlp* mlp, const MlpLayerGradients* all) {
+    const Experts* x = &mlp->experts;
+    if (mlp->proj.bias) {
+        experts_bias_backward_cpu(all->mlp.dfcprojb, all->dscale, x->out, mlp->proj.bias, &x->router,
+                                  mlp->proj.OC, all->mlp.mode);
     }
 }
 
@@ -387,12 +409,15 @@ static inline void mlp_experts_backward_packed_(const Mlp* mlp, const MlpLayerGr
     const Experts* x = &mlp->experts;
     const Router* r = &x->router;
     const int F = mlp->proj.C;
+    memset(all->dscale, 0, (size_t)r->first[r->E] * sizeof(float));
+    mlp_proj_bias_backward_(mlp, all);
     for (int e = 0; e < r->E; e++) {
         const Mlp expert = mlp_expert_(mlp, e);
         MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
         MlpBf16 packed = mlp_packed_(&expert);
         packed.scale = r->scale + r->first[e];
         d.dscale = parts;
+        d.sums = expert.act + matmul_bf16_pairs(expert.N, F); // packed rows leave half of it free
         if (expert.N > 0) {
             mlp_bf16_backward_cpu(&packed, &d, d.dinp, mlp_rows_(x->in, mlp, e), &mlp->linear->bf16);
             mlp_sum_dscale_(all->dscale + r->first[e], parts, expert.N, F);
@@ -417,12 +442,13 @@ static inline void mlp_experts_backward_unpacked_(const Mlp* mlp, const MlpLayer
             mlp_expert_clear_(mlp, &d);
         }
     }
-    experts_swiglu_backward_cpu(all->mlp.dfch, all->dscale, mlp->act, mlp->fch, r, mlp->proj.C);
+    experts_activate_backward_cpu(all->mlp.dfch, all->dscale, mlp->act, mlp->fch, r, mlp->proj.C, mlp->kind);
+    mlp_proj_bias_backward_(mlp, all);
     for (int e = 0; e < r->E; e++) {
         const Mlp expert = mlp_expert_(mlp, e);
         const MlpGradients d = mlp_gradients_of_expert_(mlp, &all->mlp, e);
         if (expert.N > 0) {
-            linear_backward_cpu(d.dinp, (LinearGradients){d.dfcw, NULL, d.mode}, d.dfch,
+            linear_backward_cpu(d.dinp, (LinearGradients){d.dfcw, d.dfcb, d.mode}, d.dfch,
                                 mlp_rows_(x->in, mlp, e), &expert.fc, expert.N, linear);
         }
     }
@@ -442,7 +468,9 @@ static inline MlpLayerGradients mlp_arrived_gradients_(const Mlp* mlp, const Mlp
     const size_t at = (size_t)from * all->neighbor;
     MlpLayerGradients arrived = *all;
     arrived.mlp.dfcw += all->mlp.dfcw ? at : 0;
+    arrived.mlp.dfcb += all->mlp.dfcb ? at : 0;
     arrived.mlp.dfcprojw += all->mlp.dfcprojw ? at : 0;
+    arrived.mlp.dfcprojb += all->mlp.dfcprojb ? at : 0;
     arrived.dscale = mlp->experts.parallel.dscale;
     return arrived;
 }
@@ -483,7 +511,7 @@ static inline void mlp_shared_backward_(const Mlp* mlp, const MlpLayerGradients*
     }
 }
 
-// Sets dinp to the gradient through the router, and sets or adds to its weight's gradient.
+// Sets dinp to the gradient through the router, and sets or adds to its parameters' gradients.
 static inline void mlp_router_backward_(const Mlp* mlp, const MlpLayerGradients* all, const float* inp) {
     const Experts* x = &mlp->experts;
     const int N = mlp->N, C = mlp->fc.C, E = x->router.E;
@@ -495,6 +523,9 @@ static inline void mlp_router_backward_(const Mlp* mlp, const MlpLayerGradients*
     if (all->drouterw) {
         matmul_backward_weight_cpu(all->drouterw, all->dlogits, inp, (MatmulSizes){N, C, E}, all->mlp.mode,
                                    scratch);
+    }
+    if (all->dlogits_bias) {
+        matmul_backward_bias_cpu(all->dlogits_bias, all->dlogits, N, E, all->mlp.mode);
     }
     matmul_backward_input_cpu(all->mlp.dinp, all->dlogits, x->routerw, (MatmulSizes){N, C, E}, scratch);
     if (all->statistics) {

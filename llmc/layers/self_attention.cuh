@@ -4,7 +4,7 @@ front of it and behind it.
 
     qkv (N, QKV)                = inp weight^T + bias; queries and keys with their norms and
                                   positions (heads.h)
-    atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
+    atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h), with sinks (sinks.h) if it has any
     out (N, C)                  = residual + atty proj^T + bias
 
 If several ranks cut these matrices (tensor_parallel.cuh), inp, residual and out are the rows of
@@ -24,6 +24,7 @@ gradients added up after it (context_parallel.h).
 #include "llmc/ops/attention_race.cuh"
 #include "llmc/ops/column_sums.cuh"
 #include "llmc/ops/heads.cuh"
+#include "llmc/ops/sinks.cuh"
 #include "llmc/parallel/context_parallel.cuh"
 
 typedef struct {
@@ -33,6 +34,7 @@ typedef struct {
     Weight weight, proj;             // (QKV, C), (C, Q)
     const floatX* proj_bias;         // (C), or NULL
     HeadsGpu<floatX> heads;          // norms and rotation of queries and keys
+    const floatX* sinks;             // (NH), or NULL
     floatX *qkv, *atty;              // (N, QKV), (N, Q)
     float* lse;                      // (B, NH, T)
     AttentionCacheGpu<floatX> cache; // keys and values that are kept; no data: none
@@ -72,6 +74,7 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
         a->qk_raw,
         a->qk_rstd,
         {(HeadsSums*)(void*)a->qk_sums, of->tensor.cut.ranks, of->tensor.group}};
+    layer.sinks = p->sinks;
     layer.qkv = a->qkv;
     layer.atty = a->atty;
     layer.lse = a->att_lse;
@@ -108,11 +111,15 @@ static inline void self_attention_heads_(const SelfAttentionGpu* a, const floatX
     if (a->cache.data) {
         attention_cache_store(a->cache, a->qkv, a->positions, a->sequence, a->sizes, gpu);
     }
+    const AttentionPassGpu<floatX> pass =
+        self_attention_pass_(a, a->positions ? NULL : self_attention_gather_(a));
     if (a->positions) {
-        attention_cached(a->atty, a->qkv, a->positions, a->window, a->cache, a->sizes, gpu);
+        attention_cached(&pass, a->positions, a->window, a->cache, gpu);
     } else {
-        const AttentionPassGpu<floatX> pass = self_attention_pass_(a, self_attention_gather_(a));
         attention_raced_forward(&pass, a->attention, a->linear->matmul);
+    }
+    if (a->sinks) {
+        sinks_forward(a->atty, a->lse, a->sinks, a->sizes, gpu);
     }
 }
 
@@ -137,7 +144,7 @@ static inline void self_attention_forward_residual(floatX* out, const floatX* re
 // `mode` says; dinp, which it sets; and memory that it uses.
 typedef struct {
     floatX* dinp;
-    Gradient dqkvw, dqkvb, dqnormw, dknormw, dprojw;
+    Gradient dqkvw, dqkvb, dqnormw, dknormw, dsinks, dprojw;
     GradientMode mode;
     floatX* datty; // (N, Q); may be dinp
     floatX* dqkv;  // (N, QKV)
@@ -146,7 +153,8 @@ typedef struct {
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline SelfAttentionGradientsGpu
 self_attention_gradients_of(const ModelGradients* d, const ModelActivations* a, GradientMode mode) {
-    return {a->branch, d->qkvw, d->qkvb, d->qnormw, d->knormw, d->attprojw, mode, a->branch, a->dqkv};
+    return {a->branch, d->qkvw,     d->qkvb, d->qnormw, d->knormw,
+            d->sinks,  d->attprojw, mode,    a->branch, a->dqkv};
 }
 
 // Sets dqkv, the gradient of the linear layer's output, and sets or adds to its bias's gradient. If
@@ -163,6 +171,10 @@ static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const
     const AttentionPassGpu<floatX> pass = self_attention_pass_(a, self_attention_gather_(a));
     const AttentionGradientsGpu<floatX> dpass = {dout, d->dqkv, divided ? a->context->dkv : NULL,
                                                  plain ? d->dqkvb : none, d->mode};
+    if (d->dsinks.data) {
+        sinks_backward(d->dsinks, sums, dout, (const floatX*)a->atty, a->lse, a->sinks, a->sizes, d->mode,
+                       gpu);
+    }
     attention_raced_backward(&dpass, &pass, a->attention, a->linear->matmul);
     if (divided) { // adds the other ranks' gradients of this one's keys
         context_sum(d->dqkv, a->context, a->sizes, gpu);

@@ -4,7 +4,7 @@ CPU, with the matmuls of linear.h.
 
     qkv (N, QKV)                = inp weight^T + bias; queries and keys with their norms and
                                   positions (heads.h)
-    atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h)
+    atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h), with sinks (sinks.h) if it has any
     out (N, C)                  = atty proj^T + bias
 
 If several ranks cut these matrices (tensor_parallel.h), inp and out are the rows of this rank's
@@ -24,6 +24,7 @@ values are kept, and the tokens of a decoding step see all kept before.
 #include "llmc/bf16/attention_bf16.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/heads.h"
+#include "llmc/ops/sinks.h"
 #include "llmc/layers/attention_config.h"
 #include "llmc/layers/linear.h"
 #include "llmc/layers/pass.h"
@@ -85,6 +86,7 @@ typedef struct {
     Weight weight, proj;     // (QKV, C), (C, Q)
     const float* proj_bias;  // (C), or NULL
     Heads heads;             // norms and rotation of queries and keys
+    const float* sinks;      // (NH), or NULL
     float *qkv, *atty, *lse; // (N, QKV), (N, Q), (B, NH, T)
     TensorParallel tensor;
     AttentionCache cache; // keys and values that are kept; no data: none
@@ -122,6 +124,7 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
                                      a->qk_raw,
                                      a->qk_rstd,
                                      {(HeadsSums*)(void*)a->qk_sums, layer->tensor.group}},
+                           .sinks = p->sinks,
                            .qkv = a->qkv,
                            .atty = a->atty,
                            .lse = a->att_lse,
@@ -164,7 +167,7 @@ static inline void self_attention_store_(const SelfAttention* a) {
 }
 
 // Sets qkv, atty and lse; inp (N, C).
-static inline void self_attention_heads_(const SelfAttention* a, const float* inp) {
+static inline void self_attention_keys_(const SelfAttention* a, const float* inp) {
     const int N = a->sizes.B * a->sizes.T;
     AttentionPass pass = self_attention_pass_(a, NULL);
     if (self_attention_is_packed_(a)) {
@@ -180,14 +183,21 @@ static inline void self_attention_heads_(const SelfAttention* a, const float* in
         self_attention_store_(a);
     }
     if (a->positions) {
-        attention_cached_cpu(a->atty, a->qkv, a->positions, a->window, a->cache, a->sizes,
-                             &a->attention->fp32);
+        attention_cached_cpu(&pass, a->positions, a->window, a->cache, &a->attention->fp32);
         return;
     }
     if (self_attention_is_divided_(a)) {
         pass.kv = context_gather_cpu(&a->attention->context, a->qkv, a->sizes);
     }
     attention_either_forward_cpu(&pass, a->attention);
+}
+
+// Sets what heads see, with sinks.
+static inline void self_attention_heads_(const SelfAttention* a, const float* inp) {
+    self_attention_keys_(a, inp);
+    if (a->sinks) {
+        sinks_forward_cpu(a->atty, a->lse, a->sinks, a->sizes);
+    }
 }
 
 // Sets out. Collective.
@@ -200,7 +210,7 @@ static inline void self_attention_forward_cpu(float* out, const SelfAttention* a
 // Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp,
 // which it sets; and memory that it uses.
 typedef struct {
-    float *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw, *dprojw, *dprojb;
+    float *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw, *dsinks, *dprojw, *dprojb;
     GradientMode mode;
     float* datty; // (N, Q); may be dinp
     float* dqkv;  // (N, QKV)
@@ -215,6 +225,7 @@ self_attention_gradients_of(const ModelParameters* d, const ModelActivations* a,
                                     .dqkvb = d->qkvb,
                                     .dqnormw = d->qnormw,
                                     .dknormw = d->knormw,
+                                    .dsinks = d->sinks,
                                     .dprojw = d->attprojw,
                                     .dprojb = d->attprojb,
                                     .mode = mode,
@@ -243,6 +254,9 @@ static inline void self_attention_heads_backward_(const SelfAttention* a, const 
                                                   float* dinp, const float* inp) {
     const int N = a->sizes.B * a->sizes.T;
     const float* dout = d->datty;
+    if (d->dsinks) {
+        sinks_backward_cpu(d->dsinks, dout, a->atty, a->lse, a->sinks, a->sizes, d->mode);
+    }
     if (self_attention_is_packed_(a)) {
         const QkvBf16 layer = self_attention_layer_(a);
         const AttentionBf16Gradient dqkv = {(uint32_t*)(void*)d->dqkv, d->sums, a->heads.rope};

@@ -39,12 +39,13 @@ typedef struct {
     WeightCodes fp8;
 } Weight;
 
-// Returns the matrix of expert e, given expert 0's; its data are floatX, without copies. It
-// is not multiplied in fp8.
+// Returns the matrix of expert e, with its bias, given expert 0's; its data are floatX, without
+// copies. It is not multiplied in fp8.
 static inline Weight weight_of_expert(const Weight* w, int e) {
     const WeightCodes none = {{NULL, NULL}, {NULL, NULL}};
+    const size_t first = (size_t)e * (size_t)w->OC; // row
     return (Weight){
-        w->data + (size_t)e * (size_t)w->OC * (size_t)w->C, NULL, NULL, NULL, w->OC, w->C, 0, none};
+        w->data + first * (size_t)w->C, w->bias ? w->bias + first : NULL, NULL, NULL, w->OC, w->C, 0, none};
 }
 
 // Packed copies of the matrices, as members of the same names.
@@ -74,7 +75,7 @@ static inline LayerWeights layer_weights(ModelConfig cfg, const ModelParameters*
     const LayerWeights weights = {
         {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C, 1, none},
         {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, Q, 0, none},
-        {p->routerw, NULL, NULL, NULL, cfg.E, C, 0, none},
+        {p->routerw, p->routerwb, NULL, NULL, cfg.E, C, 0, none},
         {p->fcw, p->fcb, forward->fcw, backward->fcw, FG, C, 1, none},
         {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F, 1, none},
         {p->sfcw, NULL, forward->sfcw, backward->sfcw, shared, C, 1, none},

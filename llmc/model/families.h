@@ -15,12 +15,13 @@ has the tensors of its architecture whose parameters the model has.
 #include "llmc/model/model.h"
 
 // Rows of a parameter that a tensor of a file has: all; the queries', keys' or values'; those of
-// the MLP's gate, or of its other matrix. With experts: the rows of one expert.
-typedef enum { ROWS_ALL, ROWS_Q, ROWS_K, ROWS_V, ROWS_GATE, ROWS_UP } FileRows;
+// the MLP's gate, or of its other matrix; of both, in turns. With experts: the rows of one expert.
+typedef enum { ROWS_ALL, ROWS_Q, ROWS_K, ROWS_V, ROWS_GATE, ROWS_UP, ROWS_TURNS } FileRows;
 
 typedef enum {
     FILE_PLAIN,  // as in memory: (rows, cols), or (cols) for a vector
     FILE_CONV1D, // (cols, rows) at Hugging Face, where GPT-2's code computes x W, ours x W^T
+    FILE_STACK,  // so is each expert's matrix: (experts, cols, rows); vectors are (experts, rows)
     FILE_HEADS,  // the rows of each head, or the elements of a vector, are in the file's HeadOrder
     FILE_QKV     // so are those of queries and keys; values follow as in memory
 } FileForm;
@@ -52,12 +53,14 @@ enum {
     FAMILY_GATED = 1 << ARCH_LLAMA | 1 << ARCH_MISTRAL | 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 |
                    FAMILY_POST_NORM | 1 << ARCH_GRANITE | 1 << ARCH_SMOLLM3,
     FAMILY_LLAMAS = FAMILY_GATED | FAMILY_ARCEE | FAMILY_FUSED,
+    FAMILY_GPTOSS = 1 << ARCH_GPTOSS,
     FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_GLM,
-    FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE,
+    FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE | FAMILY_GPTOSS,
+    FAMILY_ROUTED = FAMILY_GLM | FAMILY_GPTOSS, // GGUF names the norm before experts otherwise
     FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS | FAMILY_GRANITE4,
     FAMILY_QKV_APART = FAMILY_ROPE & ~FAMILY_PHI3, // a matrix each
     // names of the norm before the MLP differ
-    FAMILY_FFN_NORM = FAMILY_ROPE & ~FAMILY_GLM & ~FAMILY_POST_NORM
+    FAMILY_FFN_NORM = FAMILY_ROPE & ~FAMILY_ROUTED & ~FAMILY_POST_NORM
 };
 
 typedef struct {
@@ -99,9 +102,11 @@ typedef struct {
   X(ROPE,     "model.layers.%d.self_attn.v_proj.bias",           "blk.%d.attn_v.bias",       qkvb,      V,    PLAIN) \
   X(ROPE,     "model.layers.%d.self_attn.q_norm.weight",         "blk.%d.attn_q_norm.weight", qnormw,   ALL,  HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.k_norm.weight",         "blk.%d.attn_k_norm.weight", knormw,   ALL,  HEADS) \
+  X(ROPE,     "model.layers.%d.self_attn.sinks",                "blk.%d.attn_sinks.weight", sinks,     ALL,  PLAIN) \
   X(ROPE,     "model.layers.%d.self_attn.o_proj.weight",         "blk.%d.attn_output.weight", attprojw, ALL,  PLAIN) \
   X(FFN_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
-  X(GLM,      "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln2w, ALL, PLAIN) \
+  X(ROPE,     "model.layers.%d.self_attn.o_proj.bias",           "blk.%d.attn_output.bias",  attprojb,  ALL,  PLAIN) \
+  X(ROUTED,   "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln2w, ALL, PLAIN) \
   X(POST_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln1postw, ALL, PLAIN) \
   X(POST_NORM, "model.layers.%d.pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", ln2w,      ALL,  PLAIN) \
   X(POST_NORM, "model.layers.%d.post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", ln2postw, ALL, PLAIN) \
@@ -110,6 +115,12 @@ typedef struct {
   X(MIXTRAL,  "model.layers.%d.block_sparse_moe.gate.weight",    "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
   X(MOE,      "model.layers.%d.mlp.gate.weight",                 "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
   X(GLM,      "model.layers.%d.mlp.gate.e_score_correction_bias", "blk.%d.exp_probs_b.bias", routerb,   ALL,  PLAIN) \
+  X(GPTOSS,   "model.layers.%d.mlp.router.weight",               "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
+  X(GPTOSS,   "model.layers.%d.mlp.router.bias",                 "blk.%d.ffn_gate_inp.bias", routerwb,  ALL,  PLAIN) \
+  X(GPTOSS,   "model.layers.%d.mlp.experts.gate_up_proj",        NULL,                       fcw,       TURNS, STACK) \
+  X(GPTOSS,   "model.layers.%d.mlp.experts.gate_up_proj_bias",   NULL,                       fcb,       TURNS, STACK) \
+  X(GPTOSS,   "model.layers.%d.mlp.experts.down_proj",           NULL,                       fcprojw,   ALL,  STACK) \
+  X(GPTOSS,   "model.layers.%d.mlp.experts.down_proj_bias",      NULL,                       fcprojb,   ALL,  STACK) \
   X(GATED,    "model.layers.%d.mlp.gate_proj.weight",            "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
   X(GATED,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
   X(GRANITE4, "model.layers.%d.shared_mlp.input_linear.weight",  NULL,                       fcw,       ALL,  PLAIN) \
@@ -176,6 +187,11 @@ static inline FileLines file_lines_(size_t first, size_t count, size_t width) {
     return lines;
 }
 
+// Returns the tensors that a file has of a parameter in a layer: one for each expert, or one.
+static inline int file_tensor_parts(const FileTensor* tensor, const TensorRow* row) {
+    return tensor->form == FILE_STACK ? 1 : row->experts;
+}
+
 // Returns the lines of an expert, 0 without experts.
 static inline FileLines file_tensor_lines(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg,
                                           int expert) {
@@ -195,6 +211,7 @@ static inline FileLines file_tensor_lines(const FileTensor* tensor, const Tensor
         return file_lines_(first, all / 2, width);
     case ROWS_UP:
         return file_lines_(first + all / 2, all / 2, width);
+    case ROWS_TURNS:
     case ROWS_ALL:
         break;
     }
@@ -219,6 +236,12 @@ static inline size_t file_tensor_line(const FileTensor* tensor, HeadOrder order,
     return tensor->form == FILE_HEADS || (tensor->form == FILE_QKV && line < turned)
                ? file_head_line(order, cfg, line)
                : line;
+}
+
+// Returns the place among the lines of a file for line `line` in memory, of `count` lines of
+// `matrices` in turns.
+static inline size_t file_turns_line(size_t count, size_t matrices, size_t line) {
+    return line % (count / matrices) * matrices + line / (count / matrices);
 }
 
 // Name of a tensor of one layer, or of an expert of it.

@@ -106,11 +106,14 @@ typedef struct {
 
 static const FreezeWord_* freeze_words_(int* count) {
     static const FreezeWord_ words[] = {
-        {"embeddings", "w?e"},  {"blocks", "ln[12]?"},   {"blocks", "qkv?"},        {"blocks", "?normw"},
-        {"blocks", "attproj?"}, {"blocks", "fc*"},       {"blocks", "sfc*"},        {"blocks", "routerw"},
-        {"attention", "qkv?"},  {"attention", "?normw"}, {"attention", "attproj?"}, {"mlp", "fc*"},
-        {"mlp", "sfc*"},        {"mlp", "routerw"},      {"experts", "fc*"},        {"experts", "sfc*"},
-        {"router", "routerw"},  {"norms", "ln*"},        {"norms", "?normw"},       {"blocks", "ln[12]post?"},
+        {"embeddings", "w?e"},  {"blocks", "ln[12]?"},     {"blocks", "ln[12]post?"},
+        {"blocks", "qkv?"},     {"blocks", "?normw"},      {"blocks", "sinks"},
+        {"blocks", "attproj?"}, {"blocks", "fc*"},         {"blocks", "sfc*"},
+        {"blocks", "routerw*"}, {"attention", "qkv?"},     {"attention", "?normw"},
+        {"attention", "sinks"}, {"attention", "attproj?"}, {"mlp", "fc*"},
+        {"mlp", "sfc*"},        {"mlp", "routerw*"},       {"experts", "fc*"},
+        {"experts", "sfc*"},    {"router", "routerw*"},    {"norms", "ln*"},
+        {"norms", "?normw"},
     };
     *count = (int)(sizeof(words) / sizeof(words[0]));
     return words;

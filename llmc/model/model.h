@@ -81,29 +81,30 @@ typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
 // Architectures: the word of --arch, and the kinds of their operations. For a new model: whether the
 // classifier has a matrix of its own, the cap of logits (0: the architecture has none), the random
 // weights.
-//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights
+//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights sinks
 #define ARCHITECTURES(X) \
-  X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_MISTRAL,  "mistral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_QWEN2,    "qwen2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_QWEN3,    "qwen3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_ARCEE,    "arcee",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_NANOCHAT, "nanochat", POSITIONS_ROPE,    NORM_RMS_ALONE, NORMS_BEFORE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_NORM,    1, 15, INITIAL_ZERO_OUT) \
-  X(ARCH_MIXTRAL,  "mixtral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_QWEN3MOE, "qwen3moe", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_OLMOE,    "olmoe",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_GLM4MOE,  "glm4moe",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_OLMO2,    "olmo2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2) \
-  X(ARCH_GEMMA2,   "gemma2",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0, 30, INITIAL_GPT2) \
-  X(ARCH_GRANITE,  "granite",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_SMOLLM3,  "smollm3",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_OLMO3,    "olmo3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2) \
-  X(ARCH_EXAONE4,  "exaone4",  POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_GRANITE4, "granite4", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2) \
-  X(ARCH_GEMMA3,   "gemma3",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_NORM,      ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0,  0, INITIAL_GPT2) \
-  X(ARCH_PHI3,     "phi3",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2) \
-  X(ARCH_GLM4,     "glm4",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2)
+  X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_MISTRAL,  "mistral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_QWEN2,    "qwen2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_QWEN3,    "qwen3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_ARCEE,    "arcee",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_NANOCHAT, "nanochat", POSITIONS_ROPE,    NORM_RMS_ALONE, NORMS_BEFORE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_NORM,    1, 15, INITIAL_ZERO_OUT, 0) \
+  X(ARCH_MIXTRAL,  "mixtral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_QWEN3MOE, "qwen3moe", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_OLMOE,    "olmoe",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GLM4MOE,  "glm4moe",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_OLMO2,    "olmo2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GEMMA2,   "gemma2",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0, 30, INITIAL_GPT2, 0) \
+  X(ARCH_GRANITE,  "granite",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_SMOLLM3,  "smollm3",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_OLMO3,    "olmo3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
+  X(ARCH_EXAONE4,  "exaone4",  POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GRANITE4, "granite4", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GEMMA3,   "gemma3",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_NORM,      ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0,  0, INITIAL_GPT2, 0) \
+  X(ARCH_PHI3,     "phi3",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GLM4,     "glm4",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
+  X(ARCH_GPTOSS,   "gptoss",   POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_CLAMPED, BIASES_ALL, WINDOWS_ANY,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 1)
 // clang-format on
 typedef enum { ARCHITECTURES(WORDS_VALUE) ARCH_COUNT } Arch;
 
@@ -121,6 +122,7 @@ typedef struct {
     int has_head;
     float softcap;
     InitialWeights initial;
+    int has_sinks; // sinks.h
 } Architecture;
 
 static inline const Architecture* model_architecture(Arch arch) {
@@ -339,17 +341,19 @@ typedef enum {
   X(qkvb,     BLOCK, 1,                  w.qkv_bias,       0,       1,            INIT_ZERO,          0,     VECTOR,    HEADS) \
   X(qnormw,   BLOCK, 1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* norm of the queries, */ \
   X(knormw,   BLOCK, 1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* and of the keys; not cut if it is of each head */ \
+  X(sinks,    BLOCK, 1,                  w.sinks,          0,       1,            INIT_NORMAL,        0,     VECTOR,    NONE)  /* of attention, one logit of each head */ \
   X(attprojw, BLOCK, cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
   X(attprojb, BLOCK, 1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
   X(ln1postw, BLOCK, 1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after attention */ \
   X(ln2w,     BLOCK, 1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the MLP */ \
   X(ln2b,     BLOCK, 1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
   X(routerw,  BLOCK, w.E,                cfg.C,            0,       1,            INIT_NORMAL,        1,     ROUTER,    NONE)  /* logits of the experts */ \
+  X(routerwb, BLOCK, 1,                  w.logits_bias,    0,       1,            INIT_ZERO,          0,     VECTOR,    NONE)  /* their bias */ \
   X(routerb,  BLOCK, 1,                  w.router_bias,    0,       1,            INIT_ZERO,          0,     FIXED,     NONE)  /* added to their scores where experts are chosen */ \
   X(fcw,      BLOCK, w.mlps * w.G * w.F, cfg.C,            0,       w.mlps * w.G, INIT_NORMAL,        1,     MATRIX,    ROWS)  /* into the MLP's hidden layer: gate, then up; of each expert */ \
-  X(fcb,      BLOCK, 1,                  w.hidden_bias,    0,       1,            INIT_ZERO,          0,     VECTOR,    ROWS) \
+  X(fcb,      BLOCK, 1,                  w.hidden_bias,    0,       1,            INIT_ZERO,          0,     VECTOR,    ROWS)  /* of each expert, one after the other; so is fcprojb */ \
   X(fcprojw,  BLOCK, w.mlps * cfg.C,     w.F,              0,       w.mlps,       INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream; of each expert */ \
-  X(fcprojb,  BLOCK, 1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
+  X(fcprojb,  BLOCK, 1,                  w.proj_bias,      0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
   X(sfcw,     BLOCK, w.G * w.Fs,         cfg.C,            0,       w.G,          INIT_NORMAL,        1,     MATRIX,    NONE)  /* of the expert that all tokens take */ \
   X(sfcprojw, BLOCK, w.shared,           w.Fs,             0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    NONE) \
   X(ln2postw, BLOCK, 1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after the MLP */ \
@@ -461,12 +465,12 @@ typedef struct {
     int last_norm, last_norm_bias;
     int is_last, last_C, last_mean, last_words; // sizes of what only the last stage has
     int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
-    int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm;
+    int norm, norm_bias, qkv_bias, bias, hidden_bias, proj_bias, query_norm, key_norm, sinks;
     int norm_after, before, before_C, after, after_C, dbranch; // norms of branches
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
     int cut_C, word_rows, all_words, qk_sums; // if tensors are cut
     int mlps, Fs, shared;                     // an MLP's equal matrices; of the shared expert
-    int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias;
+    int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias, logits_bias;
     int expert_counts, arrived, arrived_first, arrived_C; // if ranks divide experts
 } ModelWidths;
 
@@ -486,6 +490,8 @@ static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
     w->dlogits = (cfg.E + 7) / 8 * 8;
     w->dfch = w->dfch > w->G * cfg.Fs ? w->dfch : w->G * cfg.Fs;
     w->router_bias = model_architecture(cfg.arch)->router == ROUTER_SIGMOID ? cfg.E : 0;
+    w->logits_bias = w->bias > 0 ? cfg.E : 0;
+    w->hidden_bias *= w->mlps, w->proj_bias *= w->mlps;
 }
 
 static inline ModelWidths model_widths(ModelConfig cfg) {
@@ -510,9 +516,11 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.last_norm_bias = model_has_last(cfg) && norm.has_bias ? cfg.C : 0;
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
     w.bias = has_biases ? cfg.C : 0;
+    w.proj_bias = w.bias;
     w.hidden_bias = has_biases ? G * F : 0;
     w.query_norm = !heads.has_weights ? 0 : heads.is_together ? Q : HS;
     w.key_norm = heads.is_together ? K : w.query_norm;
+    w.sinks = kinds->has_sinks ? cfg.NH : 0;
     w.head = cfg.has_head && model_has_last(cfg) ? cfg.Vp : 0;
     w.mean = norm.has_mean * w.before;
     w.is_last = model_has_last(cfg);
@@ -532,12 +540,10 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     return w;
 }
 
-// Returns the experts that a parameter consists of.
-static inline int model_row_experts_(const TensorRow* row, ModelConfig cfg) {
-    const size_t member = row->member;
-    return member == offsetof(ModelParameters, fcw) || member == offsetof(ModelParameters, fcprojw)
-               ? model_mlps(cfg)
-               : 1;
+// Returns 1 for a parameter that each expert has.
+static inline int model_is_of_experts_(size_t member) {
+    return member == offsetof(ModelParameters, fcw) || member == offsetof(ModelParameters, fcb) ||
+           member == offsetof(ModelParameters, fcprojw) || member == offsetof(ModelParameters, fcprojb);
 }
 
 // Returns how a parameter is cut: as its row says, or if experts are divided, into whole experts.
@@ -548,9 +554,7 @@ static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelCo
     if (is_of_heads && !heads_parts(model_architecture(cfg.arch)->heads).is_together) {
         return SPLIT_NONE;
     }
-    const int has_experts =
-        member == offsetof(ModelParameters, fcw) || member == offsetof(ModelParameters, fcprojw);
-    return !model_divides_experts(cfg) ? split : has_experts ? SPLIT_EXPERTS : SPLIT_NONE;
+    return !model_divides_experts(cfg) ? split : model_is_of_experts_(member) ? SPLIT_EXPERTS : SPLIT_NONE;
 }
 
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
@@ -586,7 +590,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     row->kind = KIND_##kind_;                                                                                \
     row->life = LIVE_ALWAYS;                                                                                 \
     row->member = offsetof(ModelParameters, name_);                                                          \
-    row->experts = model_row_experts_(row, cfg);                                                             \
+    row->experts = model_is_of_experts_(row->member) ? model_mlps(cfg) : 1;                                  \
     row++;
     MODEL_PARAMETERS(MODEL_ROW_)
 #undef MODEL_ROW_
@@ -794,6 +798,10 @@ static inline int model_check_experts_(ModelConfig cfg, const char* path, char* 
     if (has_router && (cfg.E_used < 1 || cfg.E_used > cfg.E || cfg.E_used > ROUTER_MAX_USED)) {
         return error_set(error, path, "a token takes %d of %d experts, wanted 1 to %d", cfg.E_used, cfg.E,
                          cfg.E < ROUTER_MAX_USED ? cfg.E : ROUTER_MAX_USED);
+    }
+    if (cfg.Fs > 0 && model_architecture(cfg.arch)->biases == BIASES_ALL) {
+        return error_set(error, path, "a shared expert of %d hidden units in a model of %s, wanted none",
+                         cfg.Fs, model_architecture(cfg.arch)->word);
     }
     if (cfg.Fs < 0 || cfg.Fs > 1 << 20) {
         return error_set(error, path, "a shared expert of %d hidden units, wanted 0 to %d", cfg.Fs, 1 << 20);

@@ -118,6 +118,8 @@ static inline const ModelPreset* model_presets(int* count) {
         EXPERTS_("mixtral:8x7b",    ARCH_MIXTRAL,  32, 4096, 32, 8,   0, 14336,   8, 2, 32768, 32000, 1, 1e-5f, 1e6f),
         EXPERTS_("olmoe:1b-7b",     ARCH_OLMOE,    16, 2048, 16, 0,   0,  1024,  64, 8,  4096, 50304, 1, 1e-5f, 1e4f),
         EXPERTS_("qwen3moe:30b-a3b", ARCH_QWEN3MOE, 48, 2048, 32, 4, 128,   768, 128, 8, 40960, 151936, 1, 1e-6f, 1e6f),
+        {"gpt-oss:20b", ARCH_GPTOSS, 24, 2880, 64, 8, 64, 2880, 131072, 201088, 1, 1e-5f, 1.5e5f, 0,
+         {ROPE_YARN, 32, 1, 32, 4096, 1.3465735902799727f, 1}, 32, 4, 128, 0, 0, 0, 0, 0, 0, 0},
         NANOCHAT_("nanochat:d12", 12, 768, 6, 2048, 65536),
         NANOCHAT_("nanochat:d20", 20, 1280, 10, 2048, 65536),
         NANOCHAT_("speedrun", 12, 768, 6, 1024, 0), // it also has a recipe (recipes.h)

@@ -111,21 +111,43 @@ __device__ inline GateGpu gelu_gate_(float x) {
     return y;
 }
 
+__device__ inline GateGpu limited_gate_(float x) {
+    const float h = x > CLAMPED_LIMIT ? CLAMPED_LIMIT : x; // NaN stays
+    const float e = __expf(fminf(-CLAMPED_SLOPE * h, 87.0f)), s = __fdividef(1.0f, 1.0f + e), value = h * s;
+    const GateGpu y = {value, x > CLAMPED_LIMIT ? 0.0f : s + CLAMPED_SLOPE * value * (e * s)};
+    return y;
+}
+
+// Returns the factor of the activation of a gate, and its slope.
+__device__ inline GateGpu plain_up_(float x) {
+    const GateGpu y = {x, 1.0f};
+    return y;
+}
+
+__device__ inline GateGpu raised_up_(float x) {
+    const float below = x > CLAMPED_LIMIT ? CLAMPED_LIMIT : x,
+                c = below < -CLAMPED_LIMIT ? -CLAMPED_LIMIT : below;
+    const GateGpu y = {1.0f + c, c == x ? 1.0f : 0.0f};
+    return y;
+}
+
 // An activation with a gate, and its two derivatives.
 typedef struct {
     float out, by_gate, by_up;
 } GatedGpu;
 
-__device__ inline GatedGpu gated_of_(GateGpu gate, float up) {
-    const GatedGpu y = {gate.value * up, up * gate.slope, gate.value};
+__device__ inline GatedGpu gated_of_(GateGpu gate, GateGpu up) {
+    const GatedGpu y = {gate.value * up.value, up.value * gate.slope, gate.value * up.slope};
     return y;
 }
 
 // Functions of a gate and a value in a class, for the kernels.
-#define ACTIVATION_GATED_CLASS_(kind, word, name, of)                                                        \
+#define ACTIVATION_GATED_CLASS_(kind, word, name, of, times)                                                 \
     struct name##_activation_ {                                                                              \
         static constexpr int GATES = 2;                                                                      \
-        static __device__ GatedGpu at(float gate, float up) { return gated_of_(of##_gate_(gate), up); }      \
+        static __device__ GatedGpu at(float gate, float up) {                                                \
+            return gated_of_(of##_gate_(gate), times##_up_(up));                                             \
+        }                                                                                                    \
     };
 ACTIVATIONS_GATED(ACTIVATION_GATED_CLASS_)
 

@@ -344,10 +344,11 @@ template <class X> __device__ inline float attention_cached_dot_(const float* q,
 // order  fixed, and the same for any number of sequences
 // needs  HS <= 128 COLUMNS
 template <class X, int COLUMNS>
-__global__ void attention_cached_kernel(X* out, const X* qkv, const int* positions, int window,
-                                        AttentionCacheGpu<X> cache, AttentionSizes sizes) {
+__global__ void attention_cached_kernel(AttentionPassGpu<X> pass, const int* positions, int window,
+                                        AttentionCacheGpu<X> cache) {
     SMEM_ARRAY(float, q, [ATTENTION_CACHED_WIDEST]);
     SMEM_ARRAY(float, p, [ATTENTION_CACHED_THREADS]);
+    const AttentionSizes sizes = pass.sizes;
     const int r = blockIdx.x / sizes.NH, h = blockIdx.x % sizes.NH, HS = sizes.HS, tid = threadIdx.x;
     const int first = attention_cached_first(positions[r], window), keys = positions[r] + 1 - first;
     const X *k = cache.data + attention_cache_at_(cache.maxT, r, h / attention_group(sizes), sizes) +
@@ -357,7 +358,7 @@ __global__ void attention_cached_kernel(X* out, const X* qkv, const int* positio
     const bool is_capped = sizes.cap > 0;
     float max = -INFINITY, sum = 0.0f, acc[COLUMNS] = {};
     for (int d = tid; d < HS; d += ATTENTION_CACHED_THREADS) {
-        q[d] = to_float(qkv[(size_t)r * attention_qkv_size(sizes) + h * HS + d]) *
+        q[d] = to_float(pass.qkv[(size_t)r * attention_qkv_size(sizes) + h * HS + d]) *
                (is_capped ? 1.0f : ATTENTION_LOG2_E * scale.factor);
     }
     __syncthreads();
@@ -386,20 +387,23 @@ __global__ void attention_cached_kernel(X* out, const X* qkv, const int* positio
     for (int j = 0; j < COLUMNS; j++) {
         const int d = tid + j * ATTENTION_CACHED_THREADS;
         if (d < HS) {
-            out[(size_t)blockIdx.x * HS + d] = from_float<X>(acc[j] / sum);
+            pass.out[(size_t)blockIdx.x * HS + d] = from_float<X>(acc[j] / sum);
         }
+    }
+    if (tid == 0) {
+        pass.lse[blockIdx.x] = (max + log2f(sum)) / ATTENTION_LOG2_E;
     }
 }
 
 template <class X>
-static inline void attention_cached(X* out, const X* qkv, const int* positions, int window,
-                                    AttentionCacheGpu<X> cache, AttentionSizes sizes, const Gpu* gpu) {
+static inline void attention_cached(const AttentionPassGpu<X>* pass, const int* positions, int window,
+                                    AttentionCacheGpu<X> cache, const Gpu* gpu) {
+    const AttentionSizes sizes = pass->sizes;
     CHECK(sizes.HS <= ATTENTION_CACHED_WIDEST, "attention: heads of size %d, wanted at most %d", sizes.HS,
           (int)ATTENTION_CACHED_WIDEST);
     launch(sizes.HS > ATTENTION_CACHED_THREADS ? attention_cached_kernel<X, 2>
                                                : attention_cached_kernel<X, 1>,
-           (unsigned)(sizes.B * sizes.NH), ATTENTION_CACHED_THREADS, 0, gpu, out, qkv, positions, window,
-           cache, sizes);
+           (unsigned)(sizes.B * sizes.NH), ATTENTION_CACHED_THREADS, 0, gpu, *pass, positions, window, cache);
 }
 
 #endif

@@ -47,7 +47,7 @@ Generation keeps the keys and values of each sequence, and then decodes one toke
     cache         (B, 2, KV, maxT, HS)   keys, then values, of B sequences of up to maxT tokens
 
 attention_cache_store stores keys and values of some tokens of one sequence from rows of qkv;
-attention_cached sets out (B, Q) for the queries in qkv (B, QKV), with T = 1. Row b is token
+attention_cached sets out (B, Q) and lse for the queries in qkv (B, QKV), with T = 1. Row b is token
 positions[b] of sequence b, whose keys and values are stored. It sees the last `window` tokens up to
 itself; 0: all.
 */
@@ -374,8 +374,8 @@ HOST_DEVICE int attention_cached_first(int position, int window) {
 void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count,
                                AttentionSizes sizes);
 
-void attention_cached_cpu(float* out, const float* qkv, const int* positions, int window,
-                          AttentionCache cache, AttentionSizes sizes, AttentionScratch* scratch);
+void attention_cached_cpu(const AttentionPass* pass, const int* positions, int window, AttentionCache cache,
+                          AttentionScratch* scratch);
 
 #ifdef __cplusplus
 }
@@ -814,8 +814,8 @@ static void attention_cached_scores_(float* scores, const float* q, const float*
 }
 
 // Replaces scores by exp(score - max), and by 0 from `keys` on, up to the end of a vector. Returns
-// their sum.
-static float attention_cached_softmax_(float* scores, int keys) {
+// their sum, and sets lse.
+static float attention_cached_softmax_(float* scores, int keys, float* lse) {
     Vec max = vec_all(-INFINITY), sum = vec_all(0.0f);
     for (int u = 0; u < keys; u += LANES) {
         // scores after the last key are copies of its score
@@ -827,6 +827,7 @@ static float attention_cached_softmax_(float* scores, int keys) {
         vec_store(scores + u, p);
         sum += p;
     }
+    *lse = shift + logf(vec_hsum(sum));
     return vec_hsum(sum);
 }
 
@@ -852,29 +853,32 @@ static void attention_cached_mix_(float* out, const float* weights, const float*
     }
 }
 
-// Sets out (HS) for the query q (HS) over `count` keys (count, HS) and their values.
-static void attention_cached_head_(float* out, const float* q, const float* keys, const float* values,
-                                   int count, float* scores, AttentionSizes sizes) {
+// Sets out and lse of head i of all queries, which sees `count` keys (count, HS) and their values.
+static void attention_cached_head_(const AttentionPass* pass, int i, const float* keys, const float* values,
+                                   int count, float* scores) {
+    const AttentionSizes sizes = pass->sizes;
+    const float* q =
+        pass->qkv + (size_t)(i / sizes.NH) * attention_qkv_size(sizes) + (size_t)(i % sizes.NH) * sizes.HS;
     for (int u = 0; u < count; u += LANES) {
         attention_cached_scores_(scores, q, keys, u, count - 1, sizes.HS,
                                  attention_scale(sizes.root, sizes.cap));
     }
-    const float sum = attention_cached_softmax_(scores, count);
-    attention_cached_mix_(out, scores, values, count, sizes.HS, sum);
+    const float sum = attention_cached_softmax_(scores, count, pass->lse + i);
+    attention_cached_mix_(pass->out + (size_t)i * sizes.HS, scores, values, count, sizes.HS, sum);
 }
 
-void attention_cached_cpu(float* out, const float* qkv, const int* positions, int window,
-                          AttentionCache cache, AttentionSizes sizes, AttentionScratch* scratch) {
+void attention_cached_cpu(const AttentionPass* pass, const int* positions, int window, AttentionCache cache,
+                          AttentionScratch* scratch) {
+    const AttentionSizes sizes = pass->sizes;
     const int NH = sizes.NH, HS = sizes.HS;
     assert(sizes.T == 1 && cache.maxT <= scratch->T && HS == scratch->HS && NH % sizes.KV == 0);
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < sizes.B * NH; i++) {
         const int b = i / NH, h = i % NH, first = attention_cached_first(positions[b], window);
-        const float* q = qkv + (size_t)b * attention_qkv_size(sizes) + (size_t)h * HS;
         const float* k = cache.data + (size_t)first * HS +
                          attention_cache_at_(cache.maxT, b, h / attention_group(sizes), sizes);
-        attention_cached_head_(out + (size_t)i * HS, q, k, k + attention_cache_values_(cache.maxT, sizes),
-                               positions[b] + 1 - first, scratch->of_thread[thread_index()].row_p, sizes);
+        attention_cached_head_(pass, i, k, k + attention_cache_values_(cache.maxT, sizes),
+                               positions[b] + 1 - first, scratch->of_thread[thread_index()].row_p);
     }
 }
 

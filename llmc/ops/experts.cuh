@@ -4,8 +4,8 @@ fp32.
 
     experts_sum   out[n] = add[n] + sum over the rows m of n of rows[m]     add: NULL, or out
 
-experts_swiglu_backward sets dfch of padding to 0: the matmuls of experts read it. C and F are
-multiples of EXPERT_PACK.
+experts_activate_backward sets dfch and dscale of padding to 0: the matmuls and biases of experts
+read them. C and F are multiples of EXPERT_PACK. Biases are in expert_bias.cuh.
 */
 #ifndef LLMC_EXPERTS_CUH
 #define LLMC_EXPERTS_CUH
@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
 // grid   ceil(most rows / 8)      block   256 = 8 rows      shared   none
 // moves  2*M*F in, M*F out. Bound by memory.
 // order  fixed: no sums.
-template <class X>
+template <class X, class ACTIVATION>
 __global__ void __launch_bounds__(EXPERTS_THREADS)
-    experts_swiglu_kernel(X* act, const X* fch, Router r, int F) {
+    experts_activate_kernel(X* act, const X* fch, Router r, int F) {
     constexpr int SIZE = Pack<X>::SIZE;
     const int m = experts_row_(), lane = (int)threadIdx.x % 32;
     if (m >= r.first[r.E]) {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
         Pack<X> out;
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
-            const float y = scale * swiglu_activation_::at(to_float(gate[i]), to_float(up[i])).out;
+            const float y = scale * ACTIVATION::at(to_float(gate[i]), to_float(up[i])).out;
             out[i] = from_float<X>(is_padding ? 0.0f : y);
         }
         store_pack(act + (size_t)m * F + f, out);
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
 // grid   ceil(most rows / 8)      block   256 = 8 rows      shared   none
 // moves  3*M*F in, 2*M*F out, M fp32 out. Bound by memory.
 // order  fixed
-template <class X>
+template <class X, class ACTIVATION>
 __global__ void __launch_bounds__(EXPERTS_THREADS)
-    experts_swiglu_backward_kernel(X* dfch, float* dscale, const X* dact, const X* fch, Router r, int F) {
+    experts_activate_backward_kernel(X* dfch, float* dscale, const X* dact, const X* fch, Router r, int F) {
     constexpr int SIZE = Pack<X>::SIZE;
     const int m = experts_row_(), lane = (int)threadIdx.x % 32;
     if (m >= r.first[r.E]) {
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
         Pack<X> dgate, dup;
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
-            const GatedGpu y = swiglu_activation_::at(to_float(gate[i]), to_float(up[i]));
+            const GatedGpu y = ACTIVATION::at(to_float(gate[i]), to_float(up[i]));
             const float d = to_float(dacts[i]);
             sum += d * y.out;
             dgate[i] = from_float<X>(is_padding ? 0.0f : scale * d * y.by_gate);
@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(EXPERTS_THREADS)
         store_pack(dfch + first + F + f, dup);
     }
     sum = warp_sum(sum);
-    if (lane == 0 && !is_padding) {
-        dscale[m] = sum;
+    if (lane == 0) {
+        dscale[m] = is_padding ? 0.0f : sum;
     }
 }
 
@@ -161,15 +161,35 @@ static inline void experts_sum(X* out, const X* add, const X* rows, const Router
 }
 
 template <class X>
-static inline void experts_swiglu(X* act, const X* fch, const Router* r, int F, const Gpu* gpu) {
-    launch(experts_swiglu_kernel<X>, experts_row_blocks_(r, F), EXPERTS_THREADS, 0, gpu, act, fch, *r, F);
+static inline void experts_activate(X* act, const X* fch, const Router* r, int F, ActivationKind kind,
+                                    const Gpu* gpu) {
+    switch (kind) { // with a gate
+#define EXPERTS_LAUNCH_(KIND, word, name, ...)                                                               \
+    case KIND:                                                                                               \
+        launch(experts_activate_kernel<X, name##_activation_>, experts_row_blocks_(r, F), EXPERTS_THREADS,   \
+               0, gpu, act, fch, *r, F);                                                                     \
+        break;
+        ACTIVATIONS_GATED(EXPERTS_LAUNCH_)
+#undef EXPERTS_LAUNCH_
+        ACTIVATIONS_PLAIN(ACTIVATION_CASE)
+        break;
+    }
 }
 
 template <class X>
-static inline void experts_swiglu_backward(X* dfch, float* dscale, const X* dact, const X* fch,
-                                           const Router* r, int F, const Gpu* gpu) {
-    launch(experts_swiglu_backward_kernel<X>, experts_row_blocks_(r, F), EXPERTS_THREADS, 0, gpu, dfch,
-           dscale, dact, fch, *r, F);
+static inline void experts_activate_backward(X* dfch, float* dscale, const X* dact, const X* fch,
+                                             const Router* r, int F, ActivationKind kind, const Gpu* gpu) {
+    switch (kind) {
+#define EXPERTS_LAUNCH_(KIND, word, name, ...)                                                               \
+    case KIND:                                                                                               \
+        launch(experts_activate_backward_kernel<X, name##_activation_>, experts_row_blocks_(r, F),           \
+               EXPERTS_THREADS, 0, gpu, dfch, dscale, dact, fch, *r, F);                                     \
+        break;
+        ACTIVATIONS_GATED(EXPERTS_LAUNCH_)
+#undef EXPERTS_LAUNCH_
+        ACTIVATIONS_PLAIN(ACTIVATION_CASE)
+        break;
+    }
 }
 
 // Returns the rows of a router for matmuls of experts.

@@ -341,7 +341,7 @@ const OptionRow OPTION_TABLE[] = {
         "units", "hidden units of the MLP, or of an expert; auto: 4 x channels; with SwiGLU, which has a second "
         "matrix, 8/3 x channels, divided by --experts-used"},
     {"model",       "experts",        "",   INT_(model.experts),                  1,    1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "experts", "for mixtral, qwen3moe, olmoe, glm4moe: MLPs in a block; a router picks some of them for each "
+        "experts", "for mixtral, qwen3moe, olmoe, glm4moe, gptoss: MLPs in a block; a router picks some of them for each "
         "token; auto: 8; with --model DIR of a dense llama, mistral or qwen3, each expert starts as a copy of its MLP"},
     {"model",       "experts-used",   "",   INT_(model.experts_used),             1,      16, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "experts", "experts that process a token; auto: 2"},
@@ -352,11 +352,11 @@ const OptionRow OPTION_TABLE[] = {
     {"model",       "vocab-size",     "",   INT_(model.vocab_size),               1, 10000000, AUTO_ | RUN_, "auto",
         "tokens", "size of the vocabulary"},
     {"model",       "own-head",       "",   SWITCH_(model.own_head),              0,       0, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "off|on", "give the output layer its own matrix instead of the token embedding's; auto: on for nanochat, olmo2, olmo3, phi3 and glm4, else off"},
+        "off|on", "give the output layer its own matrix instead of the token embedding's; auto: on for nanochat, olmo2, olmo3, phi3, glm4 and gptoss, else off"},
     {"model",       "rope-base",      "",   FLOAT_(model.rope_base),              0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "base of the angles of rotary positions (rope_theta); auto: 10000"},
     {"model",       "window",         "",   INT_(model.window),                   0, 1048576, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "tokens", "for mistral, qwen2, qwen3, olmo3, gemma3, phi3: how many tokens a token attends to, itself included; 0 or auto: all"},
+        "tokens", "for mistral, qwen2, qwen3, olmo3, gemma3, phi3, gptoss: how many tokens a token attends to, itself included; 0 or auto: all"},
     {"model",       "window-pattern", "",   STRING_(model.window_pattern),        0,       0, RUN_, "",
         "LETTERS", "for qwen2, qwen3: S for a layer with the window, L for one without; the letters repeat (SSSL), "
         "and the last layer is always L; without a pattern: the layers that have it in the family, or all"},

@@ -148,7 +148,7 @@ static void settle_no_experts_(const Options* o, const Architecture* kinds) {
                        : o->model.shared_hidden != OPTION_AUTO ? "shared-hidden"
                                                                : NULL;
     if (name) {
-        die_usage("--%s has no meaning with --arch %s; mixtral, qwen3moe, olmoe and glm4moe have experts",
+        die_usage("--%s has no meaning with --arch %s; mixtral, qwen3moe, olmoe, glm4moe and gptoss have experts",
                   name, kinds->word);
     }
 }

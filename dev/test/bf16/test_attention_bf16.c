@@ -132,7 +132,7 @@ static void check_sharp(const Bf16Kernel* kernel, AttentionSizes sizes, const in
     const Bounds bounds = {ops_doubles(n), ops_doubles(qkvs(sizes)), ops_doubles(rows)};
     const RefHeads heads = {sizes.B, sizes.T, NH, sizes.KV, sizes.HS, 0, 1.0 / sizes.root, sizes.cap};
     ref_attention_forward(out, lse, qkv, starts, heads);
-    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts, heads);
+    ref_attention_backward(dqkv, NULL, ops_widen(r.dout, n), qkv, out, lse, starts, heads);
     for (int i = 0; i < (int)rows; i++) {
         const int t = i % T, h = i / T % NH, b = i / T / NH;
         const size_t token = (size_t)b * T;

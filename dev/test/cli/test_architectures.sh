@@ -39,7 +39,7 @@ test_texts() {
 }
 
 test_export() {
-    if [ "$arch" = nanochat ] || [ "$arch" = gemma2 ] || [ "$arch" = exaone4 ]; then # no such layers
+    if [ "$arch" = nanochat ] || [ "$arch" = gemma2 ] || [ "$arch" = exaone4 ] || [ "$arch" = gptoss ]; then # no such layers
         bad 2 "--export-gguf|$arch" --model whole --steps 0 --export-gguf model.gguf
     elif [ "$arch" = olmoe ]; then # llama.cpp's loader of it wants an output layer of its own
         bad 2 "--export-gguf|olmoe|--own-head on" --model whole --steps 0 --export-gguf model.gguf
@@ -77,7 +77,8 @@ lines=('llama --kv-heads 2 --own-head on' 'mistral --window 9' 'qwen2 --kv-heads
     'glm4moe --experts 4 --shared-hidden 256 --own-head on'
     'olmo2 --kv-heads 2' 'gemma2 --kv-heads 2 --window 9 --window-pattern SL' 'granite --kv-heads 1'
     'smollm3 --kv-heads 2' 'olmo3 --kv-heads 2 --window 9' 'exaone4 --kv-heads 2 --window 9 --window-pattern SL'
-    'granite4 --kv-heads 1' 'gemma3 --kv-heads 2 --window 9' 'phi3 --window 9' 'glm4 --kv-heads 2')
+    'granite4 --kv-heads 1' 'gemma3 --kv-heads 2 --window 9' 'phi3 --window 9' 'glm4 --kv-heads 2'
+    'gptoss --experts 4 --kv-heads 2 --window 9')
 for i in "${!lines[@]}"; do
     has_case "$i" || continue
     line=${lines[i]}

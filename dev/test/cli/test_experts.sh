@@ -37,6 +37,17 @@ test_divided() {
     check "$what, 1 and 4: the same losses" [ -n "$(losses e1)" -a "$(losses e1)" = "$(losses e4)" ]
 }
 
+# Biases of an expert are no whole blocks of the norm, so the norm must change nothing.
+test_biased() {
+    local arguments=(--arch gptoss --channels 64 --hidden 64 --window 9 --grad-clip 0 "$@")
+    trains 4 b1 "${run[@]}" "${arguments[@]}"
+    for e in 2 4; do
+        trains 4 b$e "${run[@]}" "${arguments[@]}" --expert-parallel $e
+        same_weights "biases $*, 1 and $e" b1 b$e
+        check "biases $*, 1 and $e: the same losses" [ -n "$(losses b1)" -a "$(losses b1)" = "$(losses b$e)" ]
+    done
+}
+
 # Any number of processes, and of those that share experts, continues what another has saved.
 test_elastic() {
     local clip=(--arch mixtral --channels 64 --hidden 64 --grad-clip 0)
@@ -224,6 +235,8 @@ divided 2 --arch mixtral --channels 64 --hidden 64 --experts-used 2 --recompute 
 divided 1 --arch qwen3moe --channels 64 --hidden 64 --kv-heads 2 --matmul bf16
 divided 0 --arch olmoe --experts-used 1 --channels 128 --hidden 128 --optimizer adamw8bit
 divided 2 --arch glm4moe --channels 64 --hidden 64 --shared-hidden 128 --matmul bf16 --recompute 1
+biased --zero 2 --matmul bf16
+biased --zero 1 --matmul fp32 --recompute mlp
 elastic
 sources 3 2,--expert-parallel,2 2,--pipeline-parallel,2 4,--context-parallel,2 1,--batch,9
 tasks

@@ -18,10 +18,10 @@
 enum { SEQUENCES = 2, TOKENS = 13 }; // of the fixtures
 
 static const char* const names[] = {
-    "llama",    "llama3",        "mistral",  "qwen2",   "qwen3",   "qwen3_tied", "arcee",
-    "nanochat", "mixtral",       "qwen3moe", "olmoe",   "glm4moe", "yarn",       "yarn_exact",
-    "longrope", "longrope_near", "olmo2",    "granite", "gemma2",  "smollm3",    "olmo3",
-    "exaone4",  "granite4",      "gemma3",   "phi3",    "glm4"};
+    "llama",    "llama3",        "mistral",  "qwen2",   "qwen3",   "qwen3_tied",   "arcee",
+    "nanochat", "mixtral",       "qwen3moe", "olmoe",   "glm4moe", "yarn",         "yarn_exact",
+    "longrope", "longrope_near", "olmo2",    "granite", "gemma2",  "smollm3",      "olmo3",
+    "exaone4",  "granite4",      "gemma3",   "phi3",    "gptoss",  "gptoss_mxfp4", "glm4"};
 enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
 
 typedef struct {
@@ -195,13 +195,34 @@ static SafeTensorsDtype dtype_of(const char* directory) {
     return dtype;
 }
 
+// The directory has these weights, bit by bit.
+static void expect_same_weights(const char* directory, const Family* family, const char* name) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    float* memory = (float*)check_alloc(model_parameter_rows_of(rows, family->cfg, sizeof(float)), 1, name);
+    whole_model_read(directory, family->cfg, rows, memory);
+    for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
+        int differs = 0;
+        for (size_t k = 0; k < tensor_elements(&rows[row]); k++) {
+            differs += memcmp(test_element(&rows[row], memory, k),
+                              test_element(&family->rows[row], family->memory, k), sizeof(float)) != 0;
+        }
+        EXPECT(!differs, "%s: %d elements of %s", name, differs, rows[row].name);
+    }
+    free(memory);
+}
+
+// Blocks of MXFP4 are written as the numbers that they are.
 TEST(written_again) {
     for (int i = 0; i < FAMILIES; i++) {
         const Family family = family_open(names[i]);
         const char* directory = test_path(names[i]);
         EXPECT(mkdir(directory, 0777) == 0, "%s", directory);
         write_as(&family, directory, dtype_of(family.path));
-        expect_same_files(family.path, directory, names[i]);
+        if (strcmp(names[i], "gptoss_mxfp4") == 0) {
+            expect_same_weights(directory, &family, names[i]);
+        } else {
+            expect_same_files(family.path, directory, names[i]);
+        }
         const ModelConfig cfg = hf_config_read(directory);
         EXPECT(memcmp(&cfg, &family.cfg, sizeof(cfg)) == 0, "%s: its configuration", names[i]);
         free(family.memory);
@@ -367,21 +388,9 @@ TEST(fused_experts) {
         char name[32];
         snprintf(name, sizeof(name), "fused_%s", experts[i]);
         const char* directory = test_path(name);
-        TensorRow rows[MODEL_PARAMETER_ROWS];
-        float* memory =
-            (float*)check_alloc(model_parameter_rows_of(rows, family.cfg, sizeof(float)), 1, "a model");
         EXPECT(mkdir(directory, 0777) == 0, "%s", directory);
         write_fused(&family, directory, i == 3 ? family.cfg.L : 0);
-        whole_model_read(directory, family.cfg, rows, memory);
-        for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
-            int differs = 0;
-            for (size_t k = 0; k < tensor_elements(&rows[row]); k++) {
-                differs += *(float*)test_element(&rows[row], memory, k) !=
-                           *(float*)test_element(&family.rows[row], family.memory, k);
-            }
-            EXPECT(!differs, "%s: %d elements of %s", experts[i], differs, rows[row].name);
-        }
-        free(memory);
+        expect_same_weights(directory, &family, experts[i]);
         free(family.memory);
     }
 }

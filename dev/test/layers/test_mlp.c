@@ -92,21 +92,26 @@ enum { B = 2, T = 37, N = B * T, C = 64, F = 96, E = 5, USED = 2, FS = 64 };
 
 static const RouterLosses LOSSES = {0.25f, 0.125f, 1.0f / N};
 
-// Inputs and parameters, in the order of MODEL_PARAMETERS; the shared expert is NULL without one.
+// Inputs and parameters, in the order of MODEL_PARAMETERS; NULL without biases, or a shared expert.
 typedef struct {
     RouterKind kind;
-    float *inp, *dout, *routerw, *fcw, *fcprojw, *sfcw, *sfcprojw;
+    ActivationKind activation;
+    float *inp, *dout, *routerw, *routerwb, *fcw, *fcb, *fcprojw, *fcprojb, *sfcw, *sfcprojw;
 } ExpertsCase;
 
+typedef enum { PLAIN, WITH_SHARED, WITH_BIASES, EXPERTS_PARTS } ExpertsParts;
+
 // Gradients and outputs, as floats or doubles.
-enum { OUT, DINP, DROUTERW, DFCW, DFCPROJW, DSFCW, DSFCPROJW, RESULTS };
-static const char* const result_names[] = {"out",      "dinp",  "drouterw", "dfcw",
-                                           "dfcprojw", "dsfcw", "dsfcprojw"};
-static const size_t result_sizes[] = {N * C, N* C, E* C, E * 2 * F* C, E* C* F, 2 * FS* C, C* FS};
+enum { OUT, DINP, DROUTERW, DFCW, DFCPROJW, DSFCW, DSFCPROJW, DROUTERWB, DFCB, DFCPROJB, RESULTS };
+static const char* const result_names[] = {"out",   "dinp",      "drouterw",  "dfcw", "dfcprojw",
+                                           "dsfcw", "dsfcprojw", "drouterwb", "dfcb", "dfcprojb"};
+static const size_t result_sizes[] = {N * C,     N* C,  E* C, E * 2 * F* C, E* C* F,
+                                      2 * FS* C, C* FS, E,    E * 2 * F,    E* C};
 
 // The first channel is 1: so nobody takes expert 3, and many take expert 1.
-static ExpertsCase experts_case(RouterKind kind, int has_shared) {
+static ExpertsCase experts_case(RouterKind kind, ExpertsParts parts) {
     ExpertsCase p = {.kind = kind,
+                     .activation = parts == WITH_BIASES ? ACTIVATION_CLAMPED : ACTIVATION_SWIGLU,
                      .inp = ops_normal(N * C, 1),
                      .dout = ops_normal(N * C, 1),
                      .routerw = ops_normal(E * C, 0.1f),
@@ -116,11 +121,15 @@ static ExpertsCase experts_case(RouterKind kind, int has_shared) {
         p.inp[n * C] = 1;
     }
     p.routerw[3 * C] = -50, p.routerw[1 * C] = 2;
-    if (has_shared) {
+    if (parts == WITH_SHARED) {
         p.sfcw = ops_normal(2 * FS * C, 0.1f), p.sfcprojw = ops_normal(C * FS, 0.1f);
+    } else if (parts == WITH_BIASES) {
+        p.routerwb = ops_normal(E, 0.5f), p.fcb = ops_normal(E * 2 * F, 3), p.fcprojb = ops_normal(E * C, 1);
     }
     return p;
 }
+
+static double* widened(const float* x, size_t n) { return x ? ops_widen(x, n) : NULL; }
 
 static void experts_expect(double* want[RESULTS], const ExpertsCase* p) {
     const RefRouter router = {p->kind, B, T, E, USED, 1.5, LOSSES.balance, LOSSES.z_loss, NULL};
@@ -133,17 +142,18 @@ static void experts_expect(double* want[RESULTS], const ExpertsCase* p) {
     for (int i = 0; i < RESULTS; i++) {
         want[i] = ops_doubles(result_sizes[i]);
     }
-    ref_linear_forward(logits, inp, routerw, NULL, (RefLinear){N, C, E});
+    const RefExperts experts = {act, weights, fcprojw, widened(p->fcprojb, E * C), N, E, F, C};
+    ref_linear_forward(logits, inp, routerw, widened(p->routerwb, E), (RefLinear){N, C, E});
     ref_router_forward(weights, logits, &router);
-    ref_linear_forward(fch, inp, fcw, NULL, (RefLinear){N, C, E * 2 * F});
-    ref_activation_forward(act, fch, N * E, F, ACTIVATION_SWIGLU);
-    ref_experts_forward(want[OUT], (RefExperts){act, weights, fcprojw, N, E, F, C});
-    ref_experts_backward(dact, dweights, want[DFCPROJW], dout,
-                         (RefExperts){act, weights, fcprojw, N, E, F, C});
-    ref_activation_backward(dfch, dact, fch, N * E, F, ACTIVATION_SWIGLU);
-    ref_linear_backward(want[DINP], want[DFCW], NULL, dfch, inp, fcw, (RefLinear){N, C, E * 2 * F});
+    ref_linear_forward(fch, inp, fcw, widened(p->fcb, E * 2 * F), (RefLinear){N, C, E * 2 * F});
+    ref_activation_forward(act, fch, N * E, F, p->activation);
+    ref_experts_forward(want[OUT], experts);
+    ref_experts_backward(dact, dweights, want[DFCPROJW], want[DFCPROJB], dout, experts);
+    ref_activation_backward(dfch, dact, fch, N * E, F, p->activation);
+    ref_linear_backward(want[DINP], want[DFCW], want[DFCB], dfch, inp, fcw, (RefLinear){N, C, E * 2 * F});
     ref_router_backward(dlogits, dweights, logits, weights, LOSSES.dloss, &router);
-    ref_linear_backward(want[DINP], want[DROUTERW], NULL, dlogits, inp, routerw, (RefLinear){N, C, E});
+    ref_linear_backward(want[DINP], want[DROUTERW], want[DROUTERWB], dlogits, inp, routerw,
+                        (RefLinear){N, C, E});
     if (p->sfcw) {
         const double *sfcw = ops_widen(p->sfcw, 2 * FS * C), *sfcprojw = ops_widen(p->sfcprojw, C * FS);
         double *out = ops_doubles(N * C), *sfch = ops_doubles(N * 2 * FS), *sact = ops_doubles(N * FS),
@@ -159,8 +169,8 @@ static void experts_expect(double* want[RESULTS], const ExpertsCase* p) {
 }
 
 // Packs the matrices of all experts.
-static Weight experts_weight(Linear* linear, const float* data, int OC, int cols) {
-    Weight w = {data, NULL, NULL, NULL, OC, cols};
+static Weight experts_weight(Linear* linear, const float* data, const float* bias, int OC, int cols) {
+    Weight w = {data, bias, NULL, NULL, OC, cols};
     if (linear->is_bf16) {
         const size_t forward = matmul_bf16_pairs(OC, cols), backward = matmul_bf16_pairs(cols, OC);
         uint32_t *to = (uint32_t*)(void*)ops_floats(E * forward),
@@ -183,15 +193,16 @@ static float* aligned(Memory* memory, size_t n) {
 
 static Mlp experts_open(const ExpertsCase* p, Memory* memory, Linear* linear) {
     const size_t M = router_rows(N, E, USED);
-    Mlp mlp = {.kind = ACTIVATION_SWIGLU,
+    Mlp mlp = {.kind = p->activation,
                .N = N,
-               .fc = experts_weight(linear, p->fcw, 2 * F, C),
-               .proj = experts_weight(linear, p->fcprojw, C, F),
+               .fc = experts_weight(linear, p->fcw, p->fcb, 2 * F, C),
+               .proj = experts_weight(linear, p->fcprojw, p->fcprojb, C, F),
                .fch = aligned(memory, M * 2 * F),
                .act = aligned(memory, M * F),
                .linear = linear};
     mlp.experts = (Experts){.router = {.kind = p->kind, .B = B, .T = T, .E = E, .used = USED, .factor = 1.5f},
                             .routerw = p->routerw,
+                            .logits_bias = p->routerwb,
                             .in = aligned(memory, M * C),
                             .out = aligned(memory, M * C)};
     Router* r = &mlp.experts.router;
@@ -222,10 +233,13 @@ static void experts_run(float* got[RESULTS], const ExpertsCase* p, int is_bf16) 
     }
     MlpLayerGradients d = {.mlp = {.dinp = got[DINP],
                                    .dfcw = got[DFCW],
+                                   .dfcb = p->fcb ? got[DFCB] : NULL,
                                    .dfcprojw = got[DFCPROJW],
+                                   .dfcprojb = p->fcprojb ? got[DFCPROJB] : NULL,
                                    .mode = GRADIENT_SET,
                                    .dfch = aligned(&memory, M * 2 * F)},
                            .drouterw = got[DROUTERW],
+                           .dlogits_bias = p->routerwb ? got[DROUTERWB] : NULL,
                            .dshared_fcw = got[DSFCW],
                            .dshared_projw = got[DSFCPROJW],
                            .dlogits = aligned(&memory, N * E),
@@ -244,13 +258,16 @@ static void experts_run(float* got[RESULTS], const ExpertsCase* p, int is_bf16) 
 
 // Experts take their tokens by logits in fp32, so all take those of the reference. Their matmuls in
 // bf16 round factors by 2^-9, which a few of them add up.
-static void test_experts(RouterKind kind, int has_shared, int is_bf16) {
-    const ExpertsCase p = experts_case(kind, has_shared);
+static void test_experts(RouterKind kind, ExpertsParts parts, int is_bf16) {
+    const ExpertsCase p = experts_case(kind, parts);
     double* want[RESULTS];
     float* got[RESULTS];
     experts_expect(want, &p);
     experts_run(got, &p, is_bf16);
-    for (int i = 0; i < (has_shared ? RESULTS : DSFCW); i++) {
+    for (int i = 0; i < RESULTS; i++) {
+        if (i >= DSFCW && (i >= DROUTERWB ? WITH_BIASES : WITH_SHARED) != parts) {
+            continue;
+        }
         double error = 0, size = 0;
         const double times = i >= DROUTERW ? 2 : 1; // set, and added to
         for (size_t k = 0; k < result_sizes[i]; k++) {
@@ -258,7 +275,7 @@ static void test_experts(RouterKind kind, int has_shared, int is_bf16) {
             error += difference * difference, size += want[i][k] * want[i][k];
         }
         EXPECT_NEAR(sqrt(error / size), 0, is_bf16 ? 4 * 0x1p-7 : 64 * FLT_EPSILON,
-                    "%s of kind %d, shared %d, bf16 %d", result_names[i], kind, has_shared, is_bf16);
+                    "%s of kind %d, parts %d, bf16 %d", result_names[i], kind, parts, is_bf16);
     }
     ops_close("experts");
 }
@@ -266,7 +283,7 @@ static void test_experts(RouterKind kind, int has_shared, int is_bf16) {
 TEST(mlp_experts) {
     vec_flush_denormals();
     for (RouterKind kind = ROUTER_CHOSEN; kind <= ROUTER_SIGMOID; kind++) {
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 2 * EXPERTS_PARTS; i++) {
             test_experts(kind, i / 2, i % 2);
         }
     }

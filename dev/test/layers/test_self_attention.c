@@ -65,7 +65,7 @@ static SelfAttention attention_of(Layer* layer, const Pass* pass) {
 // The reference of the layer, in double.
 typedef struct {
     double *qkv, *normed, *turned, *rstd, *out, *lse;
-    double *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw;
+    double *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw, *dsinks;
 } Wanted;
 
 static double* widen(const float* x, size_t n) { return x ? ops_widen(x, n) : NULL; }
@@ -83,24 +83,26 @@ static Wanted wanted(const Layer* layer, const float* inp, const float* dout, co
     const RopeSettings settings = attention_config_rope(&cfg, by_window, T);
     double *frequency = ops_doubles(HS), *w = ops_widen(layer->params.qkvw, QKV * C),
            *b = widen(layer->params.qkvb, QKV), *q = widen(layer->params.qnormw, query_norm),
-           *k = widen(layer->params.knormw, key_norm), *x = ops_widen(inp, N * C);
+           *k = widen(layer->params.knormw, key_norm), *x = ops_widen(inp, N * C),
+           *sinks = widen(layer->params.sinks, NH);
     const RefRope rope = {turns ? frequency : NULL, rope_attention(settings.scaling)};
-    Wanted r = {ops_doubles(N * QKV), ops_doubles(N * QKV),    ops_doubles(N * QKV), NULL,
-                ops_doubles(N * Q),   ops_doubles(N * NH),     ops_doubles(N * C),   ops_doubles(QKV * C),
-                ops_doubles(QKV),     ops_doubles(query_norm), ops_doubles(key_norm)};
+    Wanted r = {ops_doubles(N * QKV), ops_doubles(N * QKV),    ops_doubles(N * QKV),  NULL,
+                ops_doubles(N * Q),   ops_doubles(N * NH),     ops_doubles(N * C),    ops_doubles(QKV * C),
+                ops_doubles(QKV),     ops_doubles(query_norm), ops_doubles(key_norm), ops_doubles(NH)};
     double *dturned = ops_doubles(N * QKV), *dnormed = ops_doubles(N * QKV), *dqkv = ops_doubles(N * QKV);
     r.rstd = kinds->heads == HEADS_PLAIN ? NULL : ops_doubles(N * (NH + KV));
     for (int i = 0; i < model_rope_dims(cfg) / 2; i++) {
         frequency[i] = rope_frequency(settings, i, T > settings.scaling.original_context ? T : 0);
     }
     ref_linear_forward(r.qkv, x, w, b, (RefLinear){N, C, QKV});
-    const RefHeads heads = {B, T, NH, KV, HS, cfg.window, cfg.attention_scale, cfg.attention_softcap};
+    const RefHeads heads = {B, T, NH, KV, HS, cfg.window, cfg.attention_scale, cfg.attention_softcap, sinks};
     const RefHeadNorm norm = {
         kinds->heads, q, k, r.rstd, model_norm_eps(cfg), norm_parts(kinds->norm).offset};
     ref_heads_norm_forward(r.normed, r.qkv, norm, heads);
     ref_rope_forward(r.turned, r.normed, rope, heads);
     ref_attention_forward(r.out, r.lse, r.turned, starts, heads);
-    ref_attention_backward(dturned, ops_widen(dout, N * Q), r.turned, r.out, r.lse, starts, heads);
+    ref_attention_backward(dturned, sinks ? r.dsinks : NULL, ops_widen(dout, N * Q), r.turned, r.out, r.lse,
+                           starts, heads);
     ref_rope_backward(dnormed, dturned, rope, heads);
     ref_heads_norm_backward(dqkv, q ? r.dqnormw : NULL, k ? r.dknormw : NULL, dnormed, r.qkv, norm, heads);
     ref_linear_backward(r.dinp, r.dqkvw, b ? r.dqkvb : NULL, dqkv, x, w, (RefLinear){N, C, QKV});
@@ -117,13 +119,15 @@ static void check(ModelConfig cfg, int B, int T, const int* starts, int is_bf16,
                  key_norm = (size_t)model_widths(cfg).key_norm;
     float *inp = ops_normal(N * C, 1), *dout = ops_normal(N * Q, 1), *dqkvw = ops_floats(QKV * C),
           *dqkvb = layer.params.qkvb ? ops_floats(QKV) : NULL, *dqnormw = ops_floats(query_norm),
-          *dknormw = ops_floats(key_norm), *dinp = ops_floats(N * C);
+          *dknormw = ops_floats(key_norm), *dinp = ops_floats(N * C),
+          *dsinks = layer.params.sinks ? ops_floats((size_t)cfg.NH) : NULL;
     const Pass pass = {.starts = starts, .B = B, .T = T, .acts = &layer.acts};
     const SelfAttention a = attention_of(&layer, &pass);
     const SelfAttentionGradients d = {.dqkvw = dqkvw,
                                       .dqkvb = dqkvb,
                                       .dqnormw = dqnormw,
                                       .dknormw = dknormw,
+                                      .dsinks = dsinks,
                                       .mode = GRADIENT_SET,
                                       .datty = dout,
                                       .dqkv = layer.acts.dqkv,
@@ -140,6 +144,10 @@ static void check(ModelConfig cfg, int B, int T, const int* starts, int is_bf16,
     if (dqkvb) {
         EXPECT_NEAR(ops_error(dqkvb, w.dqkvb, NULL, QKV), 0, limit, "%s: dqkvb of %d x %d, bf16 %d", word, B,
                     T, is_bf16);
+    }
+    if (dsinks) {
+        EXPECT_NEAR(ops_error(dsinks, w.dsinks, NULL, (size_t)cfg.NH), 0, limit, "%s: dsinks, bf16 %d", word,
+                    is_bf16);
     }
     if (layer.params.qnormw && T > 1) { // with one key, all gradients of scores are 0
         EXPECT_NEAR(ops_error(dqnormw, w.dqnormw, NULL, query_norm), 0, limit, "%s: dqnormw, bf16 %d", word,

@@ -74,6 +74,32 @@ TEST(norms_after_branches) {
     EXPECT(strcmp(frozen, "ln2postw ") == 0, "by name: %s", frozen);
 }
 
+// Biases of experts and of a router's logits are trained, with the matrices beside them.
+TEST(expert_biases) {
+    static const ModelConfig oss = {.max_T = 40,
+                                    .V = 157,
+                                    .Vp = 256,
+                                    .L = 3,
+                                    .NH = 3,
+                                    .C = 36,
+                                    .arch = ARCH_GPTOSS,
+                                    .F = 20,
+                                    .E = 4,
+                                    .E_used = 2};
+    static const char* const cases[][2] = {
+        {"", ""},
+        {"router", "routerw routerwb "},
+        {"experts", "fcw fcb fcprojw fcprojb "},
+        {"attention", "qkvw qkvb sinks attprojw attprojb "},
+        {"mlp.experts", "fcw fcb fcprojw fcprojb "},
+        {"self_attn.sinks", "sinks "},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        EXPECT(strcmp(frozen_of(oss, cases[i][0], 1), cases[i][1]) == 0, "%s: %s", cases[i][0],
+               frozen_of(oss, cases[i][0], 1));
+    }
+}
+
 // The bias of a router is frozen in any run, but alone it is nothing that a list names.
 TEST(experts) {
     static const ModelConfig glm = {.max_T = 40,

@@ -60,6 +60,7 @@ TEST(sizes_with_experts) {
         {"mixtral:8x7b", 46702.793, 12879.9},
         {"olmoe:1b-7b", 6919.162, 1282.0},
         {"qwen3moe:30b-a3b", 30532.123, 3353.0},
+        {"gpt-oss:20b", 20914.757, 4187.4},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
         const ModelPreset* model = model_preset_by_name(published[i].name);
@@ -232,13 +233,14 @@ static int is_word_of(const char* list, const char* word) {
 }
 
 // Returns the names of the absent rows, in order, with a blank after each: without experts also
-// without theirs, and likewise without norms after branches.
+// without theirs, and sinks, and likewise without norms after branches.
 static const char* absent_rows(const TensorRow* rows, int count, int has_experts, int has_after) {
     static const char of_after[] =
         " ln1postw ln2postw ln1post_in ln1post_rstd ln2post_in ln2post_rstd dbranch ";
-    static const char of_experts[] = " routerw routerb sfcw sfcprojw router_logits chosen expert_rows "
-                                     "expert_order expert_first expert_scale sfch sfch_act expert_in "
-                                     "expert_out dexpert_scale drouter_logits ";
+    static const char of_experts[] =
+        " sinks routerw routerwb routerb sfcw sfcprojw router_logits chosen expert_rows "
+        "expert_order expert_first expert_scale sfch sfch_act expert_in "
+        "expert_out dexpert_scale drouter_logits ";
     static const char of_ranks[] =
         " gathered parts arrived qk_sums word_rows all_logits expert_counts arrived_in "
         "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
@@ -281,15 +283,21 @@ TEST(architectures) {
          "ln1_mean qk_raw ln2_mean lnf_mean kv ", 36 * (50 + 30 + 2 * 50), 157 * 36},
         // 4 experts with a row of the router each; a shared one with 20 hidden units
         {ARCH_MIXTRAL,
-         "wpe ln1b qkvb qnormw knormw attprojb ln2b routerb fcb fcprojb sfcw sfcprojw lnfb head ",
+         "wpe ln1b qkvb qnormw knormw sinks attprojb ln2b routerwb routerb fcb fcprojb sfcw sfcprojw lnfb "
+         "head ",
          "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
          2 * 36 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
-        {ARCH_OLMOE, "wpe ln1b qkvb attprojb ln2b routerb fcb fcprojb sfcw sfcprojw lnfb head ",
+        {ARCH_OLMOE,
+         "wpe ln1b qkvb sinks attprojb ln2b routerwb routerb fcb fcprojb sfcw sfcprojw lnfb head ",
          "encoded_rstd ln1_mean qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
          30 + 10 + 2 * 36 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
-        {ARCH_GLM4MOE, "wpe ln1b attprojb ln2b fcb fcprojb lnfb head ",
+        {ARCH_GLM4MOE, "wpe ln1b sinks attprojb ln2b routerwb fcb fcprojb lnfb head ",
          "encoded_rstd ln1_mean qk_rstd ln2_mean lnf_mean kv ",
          50 + 20 + 2 * 36 + 4 + 36 * (50 + 30 + 4 + 4 * 3 * 50 + 3 * 20), 36},
+        // biases of all, and of each expert; 3 sinks
+        {ARCH_GPTOSS, "wpe ln1b qnormw knormw ln2b routerb sfcw sfcprojw lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
+         50 + 36 + 2 * 36 + 4 + 4 * (100 + 36) + 3 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
         // two norms a block, after its branches, and those of all queries and keys; four norms
         {ARCH_OLMO2, "wpe ln1w ln1b qkvb attprojb ln2w ln2b fcb fcprojb lnfb head ",
          "encoded_rstd ln1 ln1_mean ln1_rstd qk_rstd ln2 ln2_mean ln2_rstd lnf_mean kv ",

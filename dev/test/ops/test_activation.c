@@ -33,6 +33,10 @@ static Magnitude magnitude(double x, double gate, ActivationKind kind) {
         const Magnitude gelu = magnitude(gate, 0, ACTIVATION_GELU);
         return (Magnitude){fabs(x) * gelu.act, gelu.act, fabs(x) * gelu.dx};
     }
+    case ACTIVATION_CLAMPED: {
+        const double h = fmin(gate, 7), c = fmin(fabs(x), 7) + 1, of_h = sigmoid_magnitude(1.702 * h);
+        return (Magnitude){fabs(h) * c * of_h, fabs(h) * of_h, c * (1 + 1.702 * fabs(h)) * of_h};
+    }
     case ACTIVATION_SWIGLU:
         return (Magnitude){fabs(gate * x) * s, fabs(gate) * s, fabs(x) * (1 + fabs(gate)) * s};
     }

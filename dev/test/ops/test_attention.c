@@ -1,6 +1,7 @@
 // test_attention.c -- causal attention: both passes at awkward sizes, documents, causality,
-// decoding, huge scores, capped ones, sequences divided among ranks.
+// decoding, huge scores, capped ones, sinks, sequences divided among ranks.
 #include "llmc/ops/attention.h"
+#include "llmc/ops/sinks.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/attention_ranks.h"
 #include "dev/test/lib/ops.h"
@@ -66,7 +67,7 @@ static void check_sizes(AttentionSizes s, const int* starts, float spread) {
     const double* wide = ops_widen(qkv, qkvs(s));
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s));
     ref_attention_forward(out, lse, wide, starts, ref_heads(s));
-    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, starts, ref_heads(s));
+    ref_attention_backward(dqkv, NULL, ops_widen(dout, outs(s)), wide, out, lse, starts, ref_heads(s));
     EXPECT_NEAR(ops_error(r.out, out, NULL, outs(s)), 0, limit(s.HS, spread, s.cap),
                 "out of %d x %d x %d/%d x %d", s.B, s.T, s.NH, s.KV, s.HS);
     double *lse_sizes = ops_doubles(lses(s)), largest = 0;
@@ -81,6 +82,41 @@ static void check_sizes(AttentionSizes s, const int* starts, float spread) {
     EXPECT_NEAR(ops_error(r.dqkv, dqkv, NULL, qkvs(s)), 0, limit(s.HS, spread, s.cap),
                 "dqkv of %d x %d x %d/%d x %d", s.B, s.T, s.NH, s.KV, s.HS);
     ops_close("sizes");
+}
+
+// Both passes with sinks below the scores, among them and above them.
+static void check_sinks(AttentionSizes s, const int* starts) {
+    float *qkv = ops_normal(qkvs(s), 1), *dout = ops_normal(outs(s), 1), *sinks = ops_normal((size_t)s.NH, 4),
+          *dsinks = ops_normal((size_t)s.NH, 1);
+    AttentionScratch scratch;
+    Memory memory = memory_on_host();
+    attention_open(&scratch, &memory, s.T, s.HS);
+    const Run r = {s, starts, qkv, dout, ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s))};
+    const AttentionPass pass = {s, starts, qkv, NULL, r.out, r.lse};
+    const double *wide = ops_widen(qkv, qkvs(s)), *wide_dout = ops_widen(dout, outs(s)),
+                 *wide_sinks = ops_widen(sinks, (size_t)s.NH);
+    double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s)),
+           *wanted = ops_widen(dsinks, (size_t)s.NH);
+    RefHeads heads = ref_heads(s);
+    heads.sinks = wide_sinks;
+    ref_attention_forward(out, lse, wide, starts, heads);
+    ref_attention_backward(dqkv, wanted, wide_dout, wide, out, lse, starts, heads);
+
+    attention_forward_cpu(&pass, &scratch);
+    sinks_forward_cpu(r.out, r.lse, sinks, s);
+    sinks_backward_cpu(dsinks, dout, r.out, r.lse, sinks, s, GRADIENT_ADD);
+    attention_backward_cpu(&(AttentionGradients){dout, r.dqkv, NULL}, &pass, &scratch);
+    EXPECT_NEAR(ops_error(r.out, out, NULL, outs(s)), 0, limit(s.HS, 1, 0), "out");
+    EXPECT_NEAR(ops_error(r.dqkv, dqkv, NULL, qkvs(s)), 0, limit(s.HS, 1, 0), "dqkv");
+    EXPECT_NEAR(ops_error(dsinks, wanted, NULL, (size_t)s.NH), 0, limit(s.HS, 1, 0), "dsinks");
+    memory_close(&memory);
+    ops_close("sinks");
+}
+
+TEST(sinks) {
+    static const int starts[] = {0, 0, 0, 3, 3, 3, 3, 7, 7, 0, 1, 1, 1, 1, 5, 5, 5, 8};
+    check_sinks(attention_sizes(2, 9, 4, 2, 12), starts);
+    check_sinks(attention_sizes(1, 131, 3, 3, 64), NULL);
 }
 
 static void check_documents(int B, int T, int NH, int HS, const int* starts, float spread) {
@@ -358,7 +394,8 @@ static void test_cached(int NH, int KV, int HS, int window, float cap) {
     Memory memory = memory_on_host();
     attention_open(&scratch, &memory, MAX_T, HS);
     const AttentionCache cache = {ops_floats(TEXTS * room), MAX_T};
-    float *last = ops_floats((size_t)TEXTS * QKV), *out = ops_floats((size_t)TEXTS * Q);
+    float *last = ops_floats((size_t)TEXTS * QKV), *out = ops_floats((size_t)TEXTS * Q),
+          *lse = ops_floats((size_t)TEXTS * NH);
     int positions[TEXTS];
     Run want[TEXTS];
     for (int b = 0; b < TEXTS; b++) {
@@ -371,8 +408,13 @@ static void test_cached(int NH, int KV, int HS, int window, float cap) {
         memcpy(last + b * QKV, qkv + (size_t)(T - 1) * QKV, (size_t)QKV * sizeof(float));
         want[b] = run_documents(sizes, window ? windows(1, T, window) : NULL, qkv, dout, &scratch);
     }
-    attention_cached_cpu(out, last, positions, window, cache, step, &scratch);
+    const AttentionPass pass = {step, NULL, last, NULL, out, lse};
+    attention_cached_cpu(&pass, positions, window, cache, &scratch);
     for (int b = 0; b < TEXTS; b++) {
+        for (int h = 0; h < NH; h++) {
+            EXPECT_NEAR(lse[b * NH + h], want[b].lse[(size_t)h * lengths[b] + positions[b]], 2e-6 * (1 + cap),
+                        "lse of text %d, head %d", b, h);
+        }
         for (int c = 0; c < Q; c++) {
             EXPECT_NEAR(out[b * Q + c], want[b].out[(size_t)positions[b] * Q + c], 2e-6,
                         "text %d, column %d, %d/%d heads of %d, window %d", b, c, NH, KV, HS, window);

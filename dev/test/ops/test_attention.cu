@@ -109,8 +109,8 @@ static Results reference(const Shape* s, const float* qkv, const float* dout, co
     const RefHeads heads = {(size_t)s->B,  (size_t)s->T, (size_t)s->NH, (size_t)s->KV, (size_t)s->HS, 0,
                             1.0 / s->root, s->cap};
     ref_attention_forward(out, lse, wide, s->starts, heads);
-    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, ops_widen(got->out, outs(s)), lse, s->starts,
-                           heads);
+    ref_attention_backward(dqkv, NULL, ops_widen(dout, outs(s)), wide, ops_widen(got->out, outs(s)), lse,
+                           s->starts, heads);
     ops_narrow(r.out, out, outs(s));
     ops_narrow(r.lse, lse, lses(s));
     ops_narrow(r.dqkv, dqkv, qkvs(s));
@@ -345,7 +345,9 @@ static void test_cached(int NH, int KV, int HS, int window, const Gpu* gpu, floa
     CUDA_CHECK(cudaMemcpyAsync(places, positions, sizeof(positions), cudaMemcpyHostToDevice, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     attention_cache_store(cache, queries, places, 0, step, gpu);
-    attention_cached(out, queries, places, window, cache, step, gpu);
+    const AttentionPassGpu<X> pass = {step, NULL, queries,
+                                      NULL, out,  (float*)gpu_alloc(TEXTS * NH, 4, "lse")};
+    attention_cached(&pass, places, window, cache, gpu);
     const float *got = take_back(out, TEXTS * Q, gpu), *kept = take_back(cache.data, TEXTS * room, gpu);
     for (int b = 0; b < TEXTS; b++) {
         for (int c = 0; c < Q; c++) {

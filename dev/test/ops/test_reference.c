@@ -10,8 +10,8 @@ typedef struct Operation {
     const char* name;
     void (*forward)(const struct Operation* op);
     void (*backward)(const struct Operation* op);
-    size_t out_n, x_n[3]; // elements; 0 ends the inputs
-    double *out, *dout, *x[3], *dx[3];
+    size_t out_n, x_n[4]; // elements; 0 ends the inputs
+    double *out, *dout, *x[4], *dx[4];
     double *kept, *kept_too; // mean and rstd, lse
     const int* starts;
     ActivationKind activation;
@@ -37,17 +37,17 @@ static double loss(const void* arg) {
 static void test_operation(Operation op) {
     op.out = ops_doubles(op.out_n), op.dout = doubles(op.out_n);
     op.kept = ops_doubles(op.out_n), op.kept_too = ops_doubles(op.out_n);
-    for (int i = 0; i < 3 && op.x_n[i]; i++) {
+    for (int i = 0; i < 4 && op.x_n[i]; i++) {
         op.x[i] = doubles(op.x_n[i]), op.dx[i] = ops_doubles(op.x_n[i]);
     }
     op.forward(&op);
     op.backward(&op);
-    for (int i = 0; i < 3 && op.x_n[i]; i++) {
+    for (int i = 0; i < 4 && op.x_n[i]; i++) {
         ops_expect_gradient(op.name, loss, &op, op.x[i], op.dx[i], op.x_n[i]);
     }
     op.forward(&op); // for `kept`
     op.backward(&op);
-    for (int i = 0; i < 3 && op.x_n[i]; i++) {
+    for (int i = 0; i < 4 && op.x_n[i]; i++) {
         for (size_t j = 0; j < op.x_n[i]; j++) {
             op.dx[i][j] /= 2;
         }
@@ -108,13 +108,14 @@ static void linear_backward(const Operation* op) {
     ref_linear_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], (RefLinear){N, C, OC});
 }
 
+// With sinks if there is a second input.
 static void attention_forward(const Operation* op) {
     ref_attention_forward(op->out, op->kept, op->x[0], op->starts,
-                          (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
+                          (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap, op->x[1]});
 }
 static void attention_backward(const Operation* op) {
-    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
-                           (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap});
+    ref_attention_backward(op->dx[0], op->x[1] ? op->dx[1] : NULL, op->dout, op->x[0], op->out, op->kept,
+                           op->starts, (RefHeads){B, T, NH, NH, HS, 0, op->scale, op->softcap, op->x[1]});
 }
 
 static void grouped_forward(const Operation* op) {
@@ -122,7 +123,7 @@ static void grouped_forward(const Operation* op) {
                           (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2, op->scale, op->softcap});
 }
 static void grouped_backward(const Operation* op) {
-    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts,
+    ref_attention_backward(op->dx[0], NULL, op->dout, op->x[0], op->out, op->kept, op->starts,
                            (RefHeads){B, T, GROUPED, GROUPS, 2 * PAIRS, 2, op->scale, op->softcap});
 }
 
@@ -260,12 +261,12 @@ static void router_backward(const Operation* op) {
     ref_router_backward(op->dx[0], op->dout, op->x[0], op->out, 0.25, &r);
 }
 
-static void experts_forward(const Operation* op) {
-    ref_experts_forward(op->out, (RefExperts){op->x[0], op->x[1], op->x[2], N, E, OC, C});
+static RefExperts experts_of(const Operation* op) {
+    return (RefExperts){op->x[0], op->x[1], op->x[2], op->x[3], N, E, OC, C};
 }
+static void experts_forward(const Operation* op) { ref_experts_forward(op->out, experts_of(op)); }
 static void experts_backward(const Operation* op) {
-    ref_experts_backward(op->dx[0], op->dx[1], op->dx[2], op->dout,
-                         (RefExperts){op->x[0], op->x[1], op->x[2], N, E, OC, C});
+    ref_experts_backward(op->dx[0], op->dx[1], op->dx[2], op->dx[3], op->dout, experts_of(op));
 }
 
 TEST(operations) {
@@ -281,6 +282,7 @@ TEST(operations) {
         {"attention",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}},
         {"documents",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .starts = starts},
         {"scale",      attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .scale = 0.3},
+        {"sinks",      attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C, NH}, .starts = starts},
         {"cap",        attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .softcap = 0.5, .starts = starts},
         {"cap, group", grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .softcap = 0.5, .scale = 0.7},
         {"groups",     grouped_forward,    grouped_backward,    .out_n = N * GROUPED * 2 * PAIRS, .x_n = {N * QKV}, .starts = starts},
@@ -294,10 +296,12 @@ TEST(operations) {
         {"balance",    router_forward,     router_backward,     .out_n = N * E + 1, .x_n = {N * E}, .router = ROUTER_CHOSEN, .balance = 0.3, .z_loss = 0.1},
         {"balance s",  router_forward,     router_backward,     .out_n = N * E + 1, .x_n = {N * E}, .router = ROUTER_SIGMOID, .balance = 0.3, .z_loss = 0.1},
         {"experts",    experts_forward,    experts_backward,    .out_n = N * C, .x_n = {N * E * OC, N * E, E * C * OC}},
+        {"with biases", experts_forward,   experts_backward,    .out_n = N * C, .x_n = {N * E * OC, N * E, E * C * OC, E * C}},
         {"rope",       rope_forward,       rope_backward,       .out_n = N * QKV, .x_n = {N * QKV}},
         {"gelu",       activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_GELU},
         {"swiglu",     activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_SWIGLU},
         {"geglu",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_GEGLU},
+        {"clamped",    activation_forward, activation_backward, .out_n = N * C,  .x_n = {2 * N * C}, .activation = ACTIVATION_CLAMPED},
         {"relu2",      activation_forward, activation_backward, .out_n = N * C,  .x_n = {N * C}, .activation = ACTIVATION_RELU2},
         {"residual",   residual_forward,   residual_backward,   .out_n = N * C,  .x_n = {N * C, N * C}},
         {"classifier", classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}},
@@ -427,12 +431,13 @@ static void set_parameters(const RefModel* model) {
     static const struct {
         const char* name;
         int number, is_norm;
-    } of[] = {
-        {"wte", 0, 0},   {"wpe", 1, 0},      {"ln1w", 2, 1},     {"ln1b", 3, 0},      {"qkvw", 4, 0},
-        {"qkvb", 5, 0},  {"qnormw", 6, 1},   {"knormw", 7, 1},   {"attprojw", 8, 0},  {"attprojb", 9, 0},
-        {"ln2w", 10, 1}, {"ln2b", 11, 0},    {"routerw", 12, 0}, {"routerb", 13, 0},  {"fcw", 14, 0},
-        {"fcb", 15, 0},  {"fcprojw", 16, 0}, {"fcprojb", 17, 0}, {"sfcw", 18, 0},     {"sfcprojw", 19, 0},
-        {"lnfw", 20, 1}, {"lnfb", 21, 0},    {"head", 22, 0},    {"ln1postw", 23, 1}, {"ln2postw", 24, 1}};
+    } of[] = {{"wte", 0, 0},       {"wpe", 1, 0},      {"ln1w", 2, 1},     {"ln1b", 3, 0},
+              {"qkvw", 4, 0},      {"qkvb", 5, 0},     {"qnormw", 6, 1},   {"knormw", 7, 1},
+              {"attprojw", 8, 0},  {"attprojb", 9, 0}, {"ln2w", 10, 1},    {"ln2b", 11, 0},
+              {"routerw", 12, 0},  {"routerb", 13, 0}, {"fcw", 14, 0},     {"fcb", 15, 0},
+              {"fcprojw", 16, 0},  {"fcprojb", 17, 0}, {"sfcw", 18, 0},    {"sfcprojw", 19, 0},
+              {"lnfw", 20, 1},     {"lnfb", 21, 0},    {"head", 22, 0},    {"ln1postw", 23, 1},
+              {"ln2postw", 24, 1}, {"sinks", 25, 0},   {"routerwb", 26, 0}};
     enum { COUNT = sizeof(of) / sizeof(of[0]) };
     EXPECT((int)COUNT == (int)MODEL_PARAMETER_ROWS, "a parameter without a number");
     for (int i = 0; i < (int)COUNT; i++) {

@@ -298,8 +298,8 @@ static void test_experts(int T, int E, int used, int C, int F) {
           *dfch = ops_floats(M * 2 * f), *dscale = ops_floats(M);
     experts_gather_cpu(rows, inp, &r, C);
     experts_sum_cpu(sum, rows, &r, C, GRADIENT_ADD);
-    experts_swiglu_cpu(act, fch, &r, F);
-    experts_swiglu_backward_cpu(dfch, dscale, dact, fch, &r, F);
+    experts_activate_cpu(act, fch, &r, F, ACTIVATION_SWIGLU);
+    experts_activate_backward_cpu(dfch, dscale, dact, fch, &r, F, ACTIVATION_SWIGLU);
     double *want = ops_doubles(f), *dwant = ops_doubles(2 * f), *scaled = ops_doubles(f),
            *all = ops_widen(fch, M * 2 * f), *dall = ops_widen(dact, M * f);
     for (size_t m = 0; m < M; m++) {
@@ -333,6 +333,53 @@ static void test_experts(int T, int E, int used, int C, int F) {
         EXPECT(sum[i] == inp[i], "the only row of token %zu", i / c);
     }
     ops_close("experts");
+}
+
+// Biases against plain loops, with experts without rows, set and added to; any number of threads
+// gives the same bits.
+static void test_biases(int T, int E, int used, int C, GradientMode mode) {
+    const size_t N = (size_t)T, c = (size_t)C, all = (size_t)E * c;
+    float* logits = ops_normal(N * (size_t)E, 1);
+    for (int n = 0; n < T; n++) {
+        logits[n * E] = -9;
+    }
+    const Router r = router_open(ROUTER_CHOSEN, 1, T, E, used, logits);
+    router_forward_cpu(&r);
+    const size_t M = (size_t)r.first[E];
+    float *bias = ops_normal(all, 1), *rows = ops_normal(M * c, 1), *out = ops_copy(rows, M * c),
+          *dbias = ops_normal(all, 1), *first = ops_copy(dbias, all), *again = ops_copy(dbias, all),
+          *dscale = ops_normal(M, 1), *scales = ops_copy(dscale, M);
+    double* want = ops_doubles(all);
+    experts_bias_cpu(out, bias, &r, C);
+    threads_set(1);
+    experts_bias_backward_cpu(again, ops_copy(dscale, M), rows, bias, &r, C, mode);
+    threads_set(3);
+    experts_bias_backward_cpu(dbias, dscale, rows, bias, &r, C, mode);
+    EXPECT(ops_same_bits(dbias, again, all), "threads change the bits");
+    for (size_t i = 0; i < N * (size_t)used; i++) {
+        const size_t m = (size_t)r.rows[i], e = (size_t)r.chosen[i];
+        double dot = scales[m], size = fabs(dot);
+        for (size_t j = 0; j < c; j++) {
+            const float b = bias[e * c + j], x = rows[m * c + j];
+            EXPECT_NEAR(out[m * c + j], x + (double)r.scale[m] * b, 2 * FLT_EPSILON * (fabsf(x) + fabsf(b)),
+                        "row %zu", m);
+            want[e * c + j] += (double)r.scale[m] * x;
+            dot += (double)b * x, size += fabs((double)b * x);
+        }
+        EXPECT_NEAR(dscale[m], dot, (8 + c) * FLT_EPSILON * size, "dscale of row %zu", m);
+    }
+    for (size_t i = 0; i < all; i++) {
+        EXPECT_NEAR(dbias[i], want[i] + (mode == GRADIENT_ADD ? first[i] : 0), (8 + N) * FLT_EPSILON * 8,
+                    "dbias %zu", i);
+    }
+    ops_close("biases");
+}
+
+TEST(expert_biases) {
+    vec_flush_denormals();
+    test_biases(1, 2, 1, 1, GRADIENT_SET);
+    test_biases(31, 5, 2, 33, GRADIENT_ADD);
+    test_biases(70, 4, 3, 130, GRADIENT_SET);
 }
 
 TEST(experts) {

@@ -1,6 +1,7 @@
 // test_router.cu -- the router and the rows of experts on the GPU against those of the CPU: every
 // kind and type, ties, more experts than a warp has lanes, one expert for all tokens, padding and
 // documents.
+#include "llmc/ops/expert_bias.cuh"
 #include "llmc/ops/experts.cuh"
 #include "llmc/ops/router.cuh"
 #include "dev/test/lib/counted_case.h"
@@ -177,12 +178,12 @@ static void check_rows(const Router* cpu, const Router* r, const Case* c, int C,
     float* dscale_gpu = unset<float>(M, gpu);
     memset(dfch, 0, M * 2 * F * sizeof(float)); // padding
     memset(dscale, 0, M * sizeof(float));
-    experts_swiglu_cpu(act, fch, cpu, F);
-    experts_swiglu(act_gpu, fch_gpu, r, F, gpu);
+    experts_activate_cpu(act, fch, cpu, F, ACTIVATION_SWIGLU);
+    experts_activate(act_gpu, fch_gpu, r, F, ACTIVATION_SWIGLU, gpu);
     // the fast exponential and division err by 2^-19
     expect_near(take_back(act_gpu, M * F, gpu), act, M * F, roundoff<X>(), 0x1p-19, "act", c);
-    experts_swiglu_backward_cpu(dfch, dscale, dact, fch, cpu, F);
-    experts_swiglu_backward(dfch_gpu, dscale_gpu, dact_gpu, fch_gpu, r, F, gpu);
+    experts_activate_backward_cpu(dfch, dscale, dact, fch, cpu, F, ACTIVATION_SWIGLU);
+    experts_activate_backward(dfch_gpu, dscale_gpu, dact_gpu, fch_gpu, r, F, ACTIVATION_SWIGLU, gpu);
     expect_near(take_back(dfch_gpu, M * 2 * F, gpu), dfch, M * 2 * F, roundoff<X>(), 0x1p-18, "dfch", c);
     float* got = take_back(dscale_gpu, M, gpu);
     for (size_t m = 0; m < M; m++) {
@@ -191,6 +192,48 @@ static void check_rows(const Router* cpu, const Router* r, const Case* c, int C,
     expect_near(got, dscale, M, 0, 0x1p-18 * sqrt((double)F), "dscale", c);
     gpu_free(fch_gpu);
     gpu_free(dact_gpu);
+}
+
+// Biases of C columns, with gradients that are added to; then those of a router's logits, one
+// matrix for all tokens, whose gradient is set.
+template <class X>
+static void check_biases(const Router* cpu, const Router* r, const Case* c, int C, const Gpu* gpu) {
+    const size_t M = (size_t)cpu->first[c->E], all = (size_t)c->E * C, N = tokens(c);
+    const ExpertRows rows = experts_rows(r), one = {NULL, 1, (int)N, (int)N, EXPERT_BY_DEFAULT};
+    float *bias = normal<X>(all, 1), *x = normal<X>(M * C, 1), *dbias = ops_normal(all, 1),
+          *dscale = ops_normal(M, 1);
+    for (size_t m = 0; m < M; m++) {
+        for (int i = 0; i < C && cpu->order[m] < 0; i++) {
+            x[m * C + i] = 0; // as gathered
+        }
+    }
+    X *bias_gpu = upload_rounded<X>(bias, all, 0, gpu), *x_gpu = upload_rounded<X>(x, M * C, 0, gpu);
+    float *dbias_gpu = upload_rounded<float>(dbias, all, 0, gpu),
+          *dscale_gpu = upload_rounded<float>(dscale, M, 0, gpu);
+    expert_bias_backward({dbias_gpu, DTYPE_FP32}, (const X*)x_gpu, r->scale, &rows, C, GRADIENT_ADD, gpu);
+    expert_bias_scale(dscale_gpu, (const X*)x_gpu, (const X*)bias_gpu, &rows, C, gpu);
+    expert_bias_forward(x_gpu, (const X*)bias_gpu, r->scale, &rows, C, gpu);
+    experts_bias_backward_cpu(dbias, dscale, x, bias, cpu, C, GRADIENT_ADD);
+    experts_bias_cpu(x, bias, cpu, C);
+    expect_near(take_back(x_gpu, M * C, gpu), x, M * C, roundoff<X>(), 4 * FLT_EPSILON, "biased", c);
+    expect_near(take_back(dbias_gpu, all, gpu), dbias, all, 0, 32 * FLT_EPSILON, "dbias", c);
+    expect_near(take_back(dscale_gpu, M, gpu), dscale, M, 0, 32 * FLT_EPSILON, "dscale of biases", c);
+
+    const size_t stride = expert_padded(c->E);
+    float *logits = ops_normal(N * c->E, 1), *dlogits = normal<X>(N * stride, 1), *sums = ops_floats(c->E);
+    memset(sums, 0, (size_t)c->E * sizeof(float));
+    float* logits_gpu = upload_rounded<float>(logits, N * c->E, 0, gpu);
+    X *dlogits_gpu = upload_rounded<X>(dlogits, N * stride, 0, gpu), *sums_gpu = unset<X>(c->E, gpu);
+    expert_bias_forward(logits_gpu, (const X*)bias_gpu, NULL, &one, c->E, gpu);
+    expert_bias_backward({sums_gpu, DTYPE_OF(X)}, (const X*)dlogits_gpu, NULL, &one, c->E, GRADIENT_SET, gpu);
+    for (size_t i = 0; i < N * c->E; i++) {
+        logits[i] += bias[i % c->E];
+        sums[i % c->E] += dlogits[i / c->E * stride + i % c->E];
+    }
+    expect_near(take_back(logits_gpu, N * c->E, gpu), logits, N * c->E, 0, FLT_EPSILON, "biased logits", c);
+    expect_near(take_back(sums_gpu, c->E, gpu), sums, c->E, roundoff<X>(), 64 * FLT_EPSILON, "their bias", c);
+    gpu_free(bias_gpu);
+    gpu_free(dlogits_gpu);
 }
 
 template <class X> static void check(Case c, int C, int F, const Gpu* gpu) {
@@ -212,6 +255,7 @@ template <class X> static void check(Case c, int C, int F, const Gpu* gpu) {
     expect_near(download(r.scale, M, gpu), cpu.scale, M, 32 * FLT_EPSILON, 0, "scale", &c);
     check_backward<X>(&cpu, &r, &c, gpu);
     check_rows<X>(&cpu, &r, &c, C, F, gpu);
+    check_biases<X>(&cpu, &r, &c, C, gpu);
     gpu_free(bias_gpu);
     close_router(&r);
     ops_close("router");
