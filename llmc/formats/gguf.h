@@ -398,12 +398,11 @@ static uint32_t gguf_token_type_(const Bpe* bpe, int id, int unknown) {
         return GGUF_UNUSED_;
     }
     const BpeKind kind = bpe->tokens[id].kind;
-    const int is_sentence = bpe->rules.pattern.style == BPE_SENTENCE;
-    return id == unknown                     ? GGUF_UNKNOWN_
-           : kind == BPE_NAME                ? GGUF_CONTROL_
-           : kind == BPE_BYTE                ? GGUF_BYTE_
-           : is_sentence && kind == BPE_WORD ? GGUF_USER_
-                                             : GGUF_NORMAL_;
+    return id == unknown      ? GGUF_UNKNOWN_
+           : kind == BPE_NAME ? GGUF_CONTROL_
+           : kind == BPE_BYTE ? GGUF_BYTE_
+           : kind == BPE_WORD ? GGUF_USER_
+                              : GGUF_NORMAL_;
 }
 
 // Writes the tokens of SentencePiece's kind, which may have any characters, and their scores.
