@@ -609,12 +609,25 @@ static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
     }
 }
 
+// Returns 1 if llama.cpp opens a model of this name: by "phi3" or "phi-3" in it, it looks up Phi 3's
+// tokens, and ends where one is missing.
+static int gguf_can_have_name_(const Bpe* bpe, const char* name) {
+    static const char* const tokens[] = {"<unk>", "<s>", "</s>", "<|endoftext|>"};
+    int can = 1;
+    for (int i = 0; i < 4 && bpe && (strcasestr(name, "phi3") || strcasestr(name, "phi-3")); i++) {
+        can &= bpe_find_added(bpe, tokens[i]) >= 0;
+    }
+    return can;
+}
+
 static void gguf_put_pairs_(GgufWriter* w, const GgufModel* model) {
     static const int file_types[4] = {0, 1, 32, 7};
     const ModelConfig cfg = model->cfg;
     gguf_pair_string_(w, "general.architecture", gguf_archs_[cfg.arch].name);
     gguf_pair_string_(w, "general.type", "model");
-    gguf_pair_string_(w, "general.name", gguf_title_(model->name).text);
+    if (gguf_can_have_name_(model->bpe, gguf_title_(model->name).text)) {
+        gguf_pair_string_(w, "general.name", gguf_title_(model->name).text);
+    }
     gguf_pair_string_(w, "general.size_label", gguf_size_label_(model_count_parameters(cfg)).text);
     gguf_pair_u32_(w, "general.alignment", GGUF_ALIGN_);
     gguf_pair_u32_(w, "general.file_type", file_types[model->dtype]);
