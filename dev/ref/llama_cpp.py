@@ -186,7 +186,8 @@ class Llama:
     def text(self, ids):
         pieces, buffer = [], ctypes.create_string_buffer(256)
         for id in ids:
-            pieces.append(buffer.raw[:library().token_to_piece(self.vocab, id, buffer, len(buffer), 0, False)])
+            count = library().token_to_piece(self.vocab, id, buffer, len(buffer), 0, False)
+            pieces.append(buffer.raw[:count])
         return b"".join(pieces).decode(errors="replace")
 
     def logits(self, ids):

@@ -106,7 +106,7 @@ typedef enum { GGUF_ROPE_SAME_, GGUF_ROPE_OWN_, GGUF_ROPE_UNSCALED_ } GgufWindow
 typedef struct {
     const char* name; // NULL: not at all
     HeadOrder order;
-    int fills_channels; // 1: heads x head size are the channels
+    int fills_channels; // 1: heads x head size are the channels; 2: also those of keys
     int own_head;       // 1: output.weight must be in the file
     // scalings by factors of each pair, which are tensors: 1: llama3, 2: longrope; a sum
     int rope_factors;
@@ -129,7 +129,7 @@ static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
     [ARCH_NANOCHAT] = {NULL,       ORDER_PAIRS,  0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_MIXTRAL] =  {"llama",    ORDER_PAIRS,  0, 0, 3, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_QWEN3MOE] = {"qwen3moe", ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
-    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 1, 1, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_OLMOE] =    {"olmoe",    ORDER_HALVES, 2, 1, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_OLMO2] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_GEMMA2] =   {NULL,       ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
@@ -231,6 +231,11 @@ int gguf_check(ModelConfig cfg, char* error) {
             "llama.cpp's %s has heads x head size = channels, not %d x %d of %d; wanted such a --head-size, "
             "or --out DIR, which works",
             word, cfg.NH, model_head_size(cfg), cfg.C);
+    }
+    if (arch->fills_channels == 2 && model_key_heads(cfg) != cfg.NH) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s has as many heads of keys as of queries, not %d and %d; --out DIR works",
+                         word, model_key_heads(cfg), cfg.NH);
     }
     const int has_scale = FAMILY_GRANITE >> cfg.arch & 1;
     const float own = gguf_score_scale_(cfg), scale = cfg.attention_scale > 0
