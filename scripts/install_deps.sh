@@ -9,14 +9,15 @@ source "$top/dev/cusim/cuda_home.sh"
 
 usage() {
     cat <<'END'
-usage: scripts/install_deps.sh [--test] [--python] [--mpi] [--report] [--headers] [--cudnn] [--soak] [--dry-run]
+usage: scripts/install_deps.sh [--test] [--python] [--mpi] [--report] [--llama] [--headers] [--cudnn] [--soak] [--dry-run]
     (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, ISA-L, zstd, snappy
-    --test     all that `make test` can use, but nvcc: --mpi, --report, tools that tests call, and
+    --test     all that `make test` can use, but nvcc: --mpi, --report, --llama, tools that tests call, and
                --headers where there is no CUDA toolkit
     --python   also Python, and build/venv with PyTorch (dev/ref/setup.sh; 2 GB to download, 4 GB on disk)
     --mpi      also OpenMPI, for runs of several processes under mpirun
-    --report   also a browser, and build/venv-report with TensorBoard (dev/ref/setup_report.sh): they test --report and
+    --report   also a browser, and build/venv-report with TensorBoard (dev/ref/setup.sh report): they test --report and
                --tensorboard
+    --llama    also build/llama with llama.cpp (dev/ref/setup.sh llama): it opens exported models
     --headers  also CUDA's headers, from PyPI with pip (600 MB to download, 23 on disk), into build/cuda-headers: the
                simulated GPU needs no more of a toolkit
     --cudnn    also the headers of cudnn-frontend, from PyPI with pip, into build/cudnn-frontend: for `make
@@ -29,22 +30,25 @@ END
 packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libisal-dev libzstd-dev libsnappy-dev)
 python=off
 report=off
+llama=off
 headers=off
 cudnn=off
 dry_run=off
 add_mpi() { packages+=(libopenmpi-dev openmpi-bin); }
 add_report() { report=on packages+=(chromium fonts-dejavu-core python3 python3-venv); }
+add_llama() { llama=on packages+=(python3 python3-venv); }
 add_headers() { headers=on packages+=(python3 python3-pip); }
 add_tools() { packages+=(git curl wget zstd shellcheck python3 python3-yaml); }
 for option in "$@"; do
     case $option in
     --test)
-        add_tools && add_mpi && add_report
+        add_tools && add_mpi && add_report && add_llama
         [ "$CUDA_HOME" != "$top/build/cuda-headers" ] && has_cuda_headers headers >/dev/null || add_headers
         ;;
     --python) python=on packages+=(python3 python3-venv python3-dev libjemalloc2) ;; # torch.compile: Python.h
     --mpi) add_mpi ;;
     --report) add_report ;;
+    --llama) add_llama ;;
     --headers) add_headers ;;
     --cudnn) cudnn=on packages+=(python3 python3-pip) ;;
     --soak) packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user qemu-user-static debootstrap strace) ;;
@@ -122,13 +126,14 @@ else
     echo "apt-get install ${missing[*]}"
     [ $dry_run = on ] || apt_get install --yes --no-install-recommends "${missing[@]}"
 fi
-# set_up SCRIPT
+# set_up [ENVIRONMENT]
 set_up() {
-    echo "$1"
-    [ $dry_run = on ] || "${as_user[@]}" "$top/$1"
+    echo "dev/ref/setup.sh $*"
+    [ $dry_run = on ] || "${as_user[@]}" "$top/dev/ref/setup.sh" "$@"
 }
 
-[ $python = off ] || set_up dev/ref/setup.sh
-[ $report = off ] || set_up dev/ref/setup_report.sh
+[ $python = off ] || set_up
+[ $report = off ] || set_up report
+[ $llama = off ] || set_up llama
 [ $headers = off ] || get_headers cuda-headers requirements_cuda.txt
 [ $cudnn = off ] || get_headers cudnn-frontend requirements_cudnn.txt

@@ -23,6 +23,7 @@
 #                512 and depth from 2 to 16
 #     texts      what a trained model writes is about as likely to it as what it was trained on, in 8 bits, too; and the
 #                report on its run
+#     llama      llama.cpp computes what exported models of each architecture compute here (dev/ref/llama_cpp.py)
 #     fuzz       every fuzz target for a minute (fuzz.sh)
 #     aarch64    what uses vectors, compiled for aarch64 and run by qemu (scripts/install_deps.sh --soak)
 #     defects    what was found wrong once, tried again from the outside (defects.sh, reported.sh)
@@ -170,6 +171,14 @@ part_texts() {
     [ ! -x build/venv-report/bin/python ] || quietly build/venv-report/bin/python dev/test/lib/check_tensorboard.py "$model"
 }
 
+part_llama() {
+    if [ ! -x build/llama/bin/python ]; then
+        echo "soak: skipped: llama: build/llama is missing (dev/ref/setup.sh llama)"
+        return
+    fi
+    quietly build/llama/bin/python dev/ref/llama_cpp.py --check fixtures tokenizers chats families
+}
+
 part_fuzz() { dev/test/fuzz/fuzz.sh 60 || fail fuzz; }
 
 # run_aarch64 PROGRAM...: shows its last line, or all of it if it failed.
@@ -275,7 +284,7 @@ part_mup() {
 
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(drawn rest fresh container kills learning mup texts fuzz aarch64 defects ranks offload crossings planted waits plan toy)
+parts=(drawn rest fresh container kills learning mup texts llama fuzz aarch64 defects ranks offload crossings planted waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }

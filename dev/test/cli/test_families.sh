@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # test_families.sh -- models that transformers saved (dev/ref/make_model_fixtures.py): a trainer has
 # the losses and gradient norms of twelve updates by PyTorch (make_update_fixtures.py), and saves a
-# checkpoint that it opens again.
+# checkpoint that it opens again. llama.cpp opens what is exported of them, and has the logits of
+# transformers.
 #
 #     dev/test/cli/test_families.sh build/plain/train_gpt2
 #     dev/test/cli/test_families.sh build/sim/FP32/train_gpt2cu    # the updates, of half of the models
 set -u
 
 trainer=$(realpath "${1:?usage: test_families.sh TRAINER}")
-fixtures=$(realpath dev/ref/fixtures/models)
+root=$PWD
+fixtures=$root/dev/ref/fixtures/models
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
 trainer_begin test_families
@@ -106,4 +108,11 @@ bad 2 "layers 0 and 1 of the model have different windows" --model "$fixtures/qw
 bad 2 "--experts has no meaning with --arch qwen2" --model "$fixtures/qwen2" --experts 4 "${data[@]}" --out out
 bad 2 "--experts is 8, but the model in" --model "$fixtures/mixtral" --experts 8 "${data[@]}" --out out
 
+llama=$root/build/llama/bin/python
+if [ -x "$llama" ]; then
+    check "in llama.cpp" "$llama" "$root/dev/ref/llama_cpp.py" --program "$trainer" --text "$root/README.md" \
+        --check fixtures tokenizers chats
+else
+    echo "skipped: test_families, llama.cpp: build/llama is missing (scripts/install_deps.sh --test)"
+fi
 check_done
