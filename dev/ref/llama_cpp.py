@@ -288,7 +288,7 @@ def tensors(path):
 
 
 # llama.cpp has other layers than these fixtures, and the exporter says so; `families` has such models in its form.
-REFUSED = {"exaone4", "gemma2", "gemma3", "glm4", "longrope_near", "nanochat", "olmo3", "olmoe", "smollm3", "yarn_exact"}
+REFUSED = {"exaone4", "gemma2", "gemma3", "longrope_near", "nanochat", "olmo3", "olmoe", "smollm3", "yarn_exact"}
 
 
 def check_fixtures(args, work):
@@ -411,25 +411,25 @@ FAMILIES = [
     ("olmo2", "tokenizers/olmo", "", {"rope_parameters": YARN}),
     ("olmo3", "tokenizers/olmo", "--window 9", {"rope_parameters": {
         "full_attention": YARN | {"rope_theta": 5e5}, "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
-    ("granite", "tokenizers/gpt2", "--kv-heads 2", FACTORS),
+    ("granite", "tokenizers/gpt2", "--kv-heads 2 --head-size 32 --own-head on", FACTORS | {"rope_parameters": LLAMA3}),
     ("granite4", "tokenizers/gpt2", "--kv-heads 2", FACTORS),
     ("smollm3", "tokenizers/llama3", "--kv-heads 2", {"rope_parameters": YARN}),
     ("exaone4", "tokenizers/llama3", "--kv-heads 2", {"rope_parameters": LLAMA3}),
     ("exaone4 windows", "tokenizers/llama3", "--layers 64 --channels 32 --steps 20 --lr 0.002 --window 9", {"rope_parameters": LLAMA3}),
     ("gemma3", "sentencepiece/gemma", "--layers 7 --kv-heads 2 --head-size 32 --window 9", {"rope_parameters": {
         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}),
     ("gemma3 of 62", "sentencepiece/gemma", "--layers 62 --channels 32 --steps 20 --heads 2 --head-size 32 --window 9",
      {"query_pre_attn_scalar": 16}),
     ("phi3", "sentencepiece/llama2", "", {"rope_parameters": long(32, 6) | {"partial_rotary_factor": 0.75}}),
-    ("glm4", "tokenizers/glm4", "--kv-heads 2", {}),
+    ("glm4", "tokenizers/glm4", "--kv-heads 2 --own-head off", {}),
 ]
 
 
 NOT_WRITTEN = {"nanochat", "gemma2"}
 # Largest relative difference of losses. llama.cpp rounds inputs of matmuls as it rounds their matrices; its GELU is a
-# table in fp16 (2e-6 of a loss).
-DTYPES = {"f32": 5e-6, "f16": 1e-4, "bf16": 1e-3, "q8_0": 5e-3}
+# table in fp16 (up to 5e-6 of a loss).
+DTYPES = {"f32": 2e-5, "f16": 1e-4, "bf16": 1e-3, "q8_0": 5e-3}
 
 
 def trained(args, name, tokenizer, options, changes, work):

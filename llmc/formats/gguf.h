@@ -133,14 +133,14 @@ static const GgufArch_ gguf_archs_[ARCH_COUNT] = {
     [ARCH_GLM4MOE] =  {"glm4moe",  ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_OLMO2] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_GEMMA2] =   {NULL,       ORDER_HALVES, 0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
-    [ARCH_GRANITE] =  {"granite",  ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GRANITE] =  {"granite",  ORDER_PAIRS,  0, 0, 1, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_SMOLLM3] =  {"smollm3",  ORDER_PAIRS,  0, 0, 0, GGUF_ROPE_SAME_, 4, 0, 0},
     [ARCH_OLMO3] =    {"olmo2",    ORDER_HALVES, 1, 1, 0, GGUF_ROPE_UNSCALED_, 0, 4, 0},
     [ARCH_EXAONE4] =  {"exaone4",  ORDER_HALVES, 0, 0, 1, GGUF_ROPE_SAME_, 4, 4, 64},
-    [ARCH_GRANITE4] = {"granite",  ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GRANITE4] = {"granite",  ORDER_PAIRS,  0, 0, 1, GGUF_ROPE_SAME_, 0, 0, 0},
     [ARCH_GEMMA3] =   {"gemma3",   ORDER_HALVES, 0, 0, 0, GGUF_ROPE_OWN_, 0, 6, -1},
     [ARCH_PHI3] =     {"phi3",     ORDER_HALVES, 1, 0, 2, GGUF_ROPE_SAME_, 0, 0, 0},
-    [ARCH_GLM4] =     {"glm4",     ORDER_PAIRS,  1, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
+    [ARCH_GLM4] =     {"glm4",     ORDER_PAIRS,  0, 0, 0, GGUF_ROPE_SAME_, 0, 0, 0},
 };
 // clang-format on
 

@@ -373,6 +373,38 @@ TEST(gguf_sentence) {
     bpe_close(&bpe);
 }
 
+// llama.cpp cuts words out of a text if they are user-defined, and looks for Phi's tokens if "phi3" is
+// in the name.
+TEST(gguf_words) {
+    Bpe bpe;
+    size_t bytes;
+    char *data, error[ERROR_BYTES];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    GgufWriter w;
+    bpe_open(&bpe, "dev/ref/fixtures/tokenizers/gpt2.json");
+    ModelConfig cfg = NARROW;
+    cfg.V = bpe.vocab_size;
+    float* memory = (float*)check_alloc(model_parameter_rows(rows, cfg), 1, "model");
+    const GgufModel model = {"my phi3", cfg, GGUF_F32, &bpe, bpe.card, GGUF_START_TOKEN};
+    gguf_create(&w, test_path("words.gguf"), &model);
+    for (int g = 0; g < model_groups(cfg); g++) {
+        gguf_put(&w, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
+    }
+    gguf_commit(&w);
+    CHECK(file_try_read(test_path("words.gguf"), (size_t)1 << 28, &data, &bytes, error), "%s", error);
+    EXPECT(!memmem(data, bytes, "general.name", 12), "has a name");
+    Reader r = {"words.gguf", data, bytes, 0};
+    r.at = (size_t)((char*)memmem(data, bytes, "tokenizer.ggml.token_type", 25) - data) - 8;
+    expect_array(&r, "tokenizer.ggml.token_type", 5, (uint64_t)cfg.V);
+    for (int id = 0; id < cfg.V; id++) {
+        const uint32_t type = take_u32(&r);
+        EXPECT((type == 4) == (id == 414 || id >= 640), "type of token %d: %u", id, type);
+    }
+    free(data);
+    free(memory);
+    bpe_close(&bpe);
+}
+
 // A model that llama.cpp's loader refuses is refused here, by the name of an option.
 #define OLMO3_ .arch = ARCH_OLMO3, .C = 128, .NH = 4, .has_head = 1
 #define YARN_ .scaling = {ROPE_YARN, 4, 1, 32, 8}
@@ -387,6 +419,7 @@ TEST(what_llama_cpp_holds) {
         {{.arch = ARCH_QWEN3, .C = 128, .NH = 3, .HS = 32}, NULL},
         {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32}, "--own-head on"},
         {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32, .has_head = 1}, NULL},
+        {{.arch = ARCH_OLMOE, .C = 128, .NH = 4, .HS = 32, .KV = 2, .has_head = 1}, "not 2 and 4"},
         {{.arch = ARCH_QWEN3MOE, .C = 128, .NH = 4, .HS = 32}, NULL},
         {{.arch = ARCH_NANOCHAT, .C = 128, .NH = 4, .HS = 32}, "llama.cpp has no nanochat"},
         {{.arch = ARCH_LLAMA, .C = 128, .NH = 4, .scaling = {ROPE_LONG, 4, 0, 0, 8}}, NULL},
@@ -449,7 +482,9 @@ TEST(what_llama_cpp_holds) {
         {{.arch = ARCH_GEMMA3, .C = 128, .NH = 4, .L = 2}, "layer 0 of gemma3 with 2 layers has a window"},
         {{.arch = ARCH_PHI3, .C = 128, .NH = 4, .scaling = {ROPE_LONG, 4, 0, 0, 8}}, NULL},
         {{.arch = ARCH_PHI3, .C = 128, .NH = 4, .scaling = {ROPE_LLAMA3, 4, 1, 4, 8}}, "phi3 has no factors"},
-        {{.arch = ARCH_GLM4, .C = 128, .NH = 4, .HS = 64}, "not 4 x 64 of 128"},
+        {{.arch = ARCH_PHI3, .C = 128, .NH = 4, .HS = 64}, "not 4 x 64 of 128"},
+        {{.arch = ARCH_GLM4, .C = 128, .NH = 4, .HS = 64}, NULL},
+        {{.arch = ARCH_GRANITE, .C = 128, .NH = 4, .HS = 64, .scaling = {ROPE_LLAMA3, 4, 1, 4, 8}}, NULL},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char error[ERROR_BYTES] = "";
