@@ -614,8 +614,8 @@ static void gguf_put_sizes_(GgufWriter* w, ModelConfig cfg) {
     }
 }
 
-// Returns 1 if llama.cpp opens a model of this name: by "phi3" or "phi-3" in it, it looks up Phi 3's
-// tokens, and ends where one is missing.
+// Returns 1 if llama.cpp opens a model of this name: for one with "phi3" or "phi-3" in it, it looks
+// up four tokens of Phi 3, and ends if one is missing.
 static int gguf_can_have_name_(const Bpe* bpe, const char* name) {
     static const char* const tokens[] = {"<unk>", "<s>", "</s>", "<|endoftext|>"};
     int can = 1;

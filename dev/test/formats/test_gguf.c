@@ -373,8 +373,8 @@ TEST(gguf_sentence) {
     bpe_close(&bpe);
 }
 
-// llama.cpp cuts words out of a text if they are user-defined, and looks for Phi's tokens if "phi3" is
-// in the name.
+// llama.cpp cuts words out of a text if they are user-defined, and looks for Phi's tokens if "phi3"
+// is in the name.
 TEST(gguf_words) {
     Bpe bpe;
     size_t bytes;
