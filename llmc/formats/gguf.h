@@ -233,9 +233,10 @@ int gguf_check(ModelConfig cfg, char* error) {
             word, cfg.NH, model_head_size(cfg), cfg.C);
     }
     if (arch->fills_channels == 2 && model_key_heads(cfg) != cfg.NH) {
-        return error_set(error, "--export-gguf",
-                         "llama.cpp's %s has as many heads of keys as of queries, not %d and %d; --out DIR works",
-                         word, model_key_heads(cfg), cfg.NH);
+        return error_set(
+            error, "--export-gguf",
+            "llama.cpp's %s has as many heads of keys as of queries, not %d and %d; --out DIR works", word,
+            model_key_heads(cfg), cfg.NH);
     }
     const int has_scale = FAMILY_GRANITE >> cfg.arch & 1;
     const float own = gguf_score_scale_(cfg), scale = cfg.attention_scale > 0
