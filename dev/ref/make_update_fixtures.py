@@ -11,13 +11,12 @@ transformers and PyTorch compute in float64; norms and rotary positions of trans
 """
 
 import struct
-from pathlib import Path
 
 import torch
-import transformers
 
-OUT = Path(__file__).parent / "fixtures" / "models"
-B, T, UPDATES = 2, 13, 12
+from make_model_fixtures import OUT, B, T, read_back
+
+UPDATES = 12
 LR, BETAS, EPS, DECAY, CLIP = 0.0005, (0.9, 0.95), 0.001, 1.0, 1.0
 OPTIONS = (f"--steps {UPDATES} --lr {LR} --schedule constant --warmup 0 --beta1 {BETAS[0]} "
            f"--beta2 {BETAS[1]} --eps {EPS} --weight-decay {DECAY} --grad-clip {CLIP}")
@@ -30,8 +29,7 @@ def text():
 
 def updates(name, tokens):
     """The loss and the norm of each."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(OUT / name, dtype=torch.float64, attn_implementation="eager",
-                                                              experts_implementation="eager").eval()
+    model = read_back(OUT / name).to(torch.float64).eval()
     model.get_input_embeddings().padding_idx = None  # else that token has no gradient
     weights = list(model.parameters())
     decays = [x.dim() > 1 and not name.endswith("bias") for name, x in model.named_parameters()]
