@@ -3,7 +3,7 @@ gguf_file.h -- a GGUF file in memory: its pairs. gguf_tensors.h has its tensors.
 
     "GGUF", u32 2 or 3, u64 tensors, u64 pairs
     pairs             key, u32 type, value; an array: u32 type, u64 count, values
-    tensor infos      name, u32 dimensions, u64 each (fastest first), u32 type, u64 offset in the data
+    tensor infos      name, u32 dimensions, u64 each (fastest first), u32 type, u64 offset
     data              at a multiple of general.alignment, as each tensor is
 
 Little endian; a string is a u64 length and its bytes. Nothing is trusted: counts, lengths, types,

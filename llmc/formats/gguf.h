@@ -484,8 +484,8 @@ static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t 
     }
 }
 
-// Writes the lines of a tensor, or of an expert in it, from the parameter that holds them. Norms have
-// what the model adds to their weights: llama.cpp multiplies by the sum.
+// Writes the lines of a tensor, or of an expert in it, from the parameter that holds them. Norms
+// have what the model adds to their weights: llama.cpp multiplies by the sum.
 static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char* name, FileLines lines,
                             const TensorRow* row, const float* parameter) {
     const SafeTensorsDtype type = gguf_type_(row, w->dtype);

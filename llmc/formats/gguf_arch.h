@@ -44,8 +44,8 @@ extern const GgufArch gguf_archs[ARCH_COUNT];
 // 0: it computes the model without windows.
 int gguf_full_every(ModelConfig cfg);
 
-// Sets which layers have a window, if llama.cpp knows it, and which turn; and the positions of layers
-// with a window.
+// Sets which layers have a window, if llama.cpp knows it, and which turn; and the positions of
+// layers with a window.
 void gguf_set_layers(ModelConfig* cfg);
 
 // Returns the factor of scores.

@@ -243,7 +243,8 @@ static ModelConfig gguf_config_of_(const GgufConfig_* c) {
         const float scale = gguf_score_scale(cfg), usual = 1 / sqrtf((float)cfg.HS);
         cfg.attention_scale = FAMILY_GRANITE >> c->arch & 1 || scale == usual ? cfg.attention_scale : scale;
         cfg.router_factor = model_architecture(c->arch)->router == ROUTER_SIGMOID ? cfg.router_factor : 0;
-        cfg.attention_softcap = arch->has_caps ? gguf_or_(cfg.attention_softcap, 50) : 0; // Gemma 2's
+        // missing caps are Gemma 2's
+        cfg.attention_softcap = arch->has_caps ? gguf_or_(cfg.attention_softcap, 50) : 0;
         cfg.softcap = arch->has_caps ? gguf_or_(cfg.softcap, 30) : 0;
         CHECK(model_check_config(cfg, c->f->path, error), "%s", error);
     }

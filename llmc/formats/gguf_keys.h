@@ -131,7 +131,8 @@ static inline void gguf_set_rope_(GgufValues* v, ModelConfig cfg) {
         v->cfg.window_rope_base = cfg.window_rope_base > 0 ? cfg.window_rope_base : model_rope_base(cfg);
     }
     v->full_every = gguf_full_every(cfg);
-    v->cfg.window = v->full_every > 0 || FAMILY_PHI3 >> cfg.arch & 1 ? cfg.window : 0; // Phi's is not used
+    // Phi's must be there, and is not used
+    v->cfg.window = v->full_every > 0 || FAMILY_PHI3 >> cfg.arch & 1 ? cfg.window : 0;
 }
 
 static inline void gguf_set_experts_(GgufValues* v, ModelConfig cfg) {

@@ -101,8 +101,8 @@ void hf_model_list_files(FileList* files, const char* option, const char* path);
 int hf_model_has(const char* directory, HfWeights which);
 
 // Opens the model of a directory, or of a GGUF file, with the configuration `cfg`. All tensors must
-// exist, and no others. The files have the tensors of `arch`: cfg.arch, or its dense form; then each
-// expert gets the MLP of the files, and routers are not set.
+// exist, and no others. The files have the tensors of `arch`: cfg.arch, or its dense form; then
+// each expert gets the MLP of the files, and routers are not set.
 void hf_model_open(HfModel* model, const char* path, HfWeights which, ModelConfig cfg, Arch arch);
 
 // Sets elements [first, end) of group g, as far as tensors cover them, in memory that has only this

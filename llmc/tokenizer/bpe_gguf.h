@@ -339,7 +339,9 @@ static void spm_put_piece_(const BpeGguf_* g, size_t id, GgufText token, double 
 static void bpe_gguf_open_pieces_(Bpe* bpe, const BpeGguf_* g, CardFiles* card) {
     static const char* const roles[] = {"bos", "eos", "padding"};
     const GgufPair* scores = bpe_gguf_list_(g->f, "tokenizer.ggml.scores", 0);
-    TextBuffer model, training, normalization;
+    // 1 the name "identity", 3 a blank before a text, 4 single blanks: off
+    char normalization[] = "\x0A\x08identity\x18\0\x20";
+    TextBuffer model, training;
     size_t at = 0;
     CHECK(g->types && scores && scores->count == g->tokens->count,
           "%s: no tokenizer.ggml.token_type and tokenizer.ggml.scores of all tokens", g->f->path);
@@ -352,15 +354,11 @@ static void bpe_gguf_open_pieces_(Bpe* bpe, const BpeGguf_* g, CardFiles* card) 
     text_buffer_open(&training, g->f->path);
     spm_put_number_(3, 2, training.file); // BPE
     for (int i = 0; i < 3; i++) {
-        spm_put_number_(41 + i, (uint64_t)(int64_t)bpe_gguf_id_(g, roles[i]), training.file); // -1: none
+        spm_put_number_(41 + i, bpe_gguf_id_(g, roles[i]), training.file); // SIZE_MAX is -1
     }
     spm_put_message_(2, &training, model.file);
-    text_buffer_open(&normalization, g->f->path);
-    spm_put_bytes_(1, "identity", strlen("identity"), normalization.file);
-    spm_put_number_(3, (uint64_t)bpe_gguf_is_on_(g, "tokenizer.ggml.add_space_prefix", 1),
-                    normalization.file);
-    spm_put_number_(4, 0, normalization.file);
-    spm_put_message_(3, &normalization, model.file);
+    normalization[11] = (char)bpe_gguf_is_on_(g, "tokenizer.ggml.add_space_prefix", 1);
+    spm_put_bytes_(3, normalization, sizeof(normalization), model.file);
     char* text = text_buffer_close(&model);
     const BpeFile file = {g->f->path, (unsigned char*)text, model.bytes};
     bpe_model_open_with(bpe, &file, card);

@@ -1,6 +1,6 @@
-// test_gguf_model.c -- gguf_file.h, gguf_tensors.h, gguf_config.h and bpe_gguf.h: models and tokenizers that gguf.h
-// wrote are read back, and written again as the same bytes; a file of gguf-py has its numbers; files
-// that are damaged, or ask for what we do not compute, are refused.
+// test_gguf_model.c -- gguf_file.h, gguf_tensors.h, gguf_config.h and bpe_gguf.h: models and
+// tokenizers that gguf.h wrote are read back, and written again as the same bytes; a file of gguf-py
+// has its numbers; files that are damaged, or ask for what we do not compute, are refused.
 #include "llmc/base/file.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/gguf_file.h"
