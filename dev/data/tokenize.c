@@ -40,9 +40,11 @@
 #include "llmc/setup/options.h"
 #include "llmc/setup/options_values.h"
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_parts.h"
 #include "llmc/tokenizer/bpe_train.h"
 #include "llmc/tokenizer/chat_format.h"
 #include "llmc/tokenizer/chat_marks.h"
+#include "llmc/tokenizer/date.h"
 
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/log/log_line.h"
@@ -577,6 +579,24 @@ static void sum_inputs(Run* run) {
     }
 }
 
+// Sets the date in chats, if the format has one: shards must be the same tomorrow.
+static void date_chats(Run* run) {
+    const char* date = run->options.chat_date;
+    char today[DATE_BYTES];
+    date_today(today);
+    if (run->bpe.card.chat.has_date && !date[0]) {
+        die_usage("--tokenizer %s: its chat_template prints today's date; wanted --chat-date %s, for example",
+                  run->options.tokenizer, today);
+    }
+    if (date[0] && (!date_is(date) || !run->bpe.card.chat.has_date)) {
+        die_usage("--chat-date %s; wanted %s", date,
+                  date_is(date) ? "none: no chat_template prints the date" : "a date, YYYY-MM-DD");
+    }
+    if (date[0]) {
+        bpe_date_chats(&run->bpe, date);
+    }
+}
+
 // Decides the format of chats, if an input has any.
 static void open_chats(Run* run) {
     char error[ERROR_BYTES];
@@ -593,6 +613,9 @@ static void open_chats(Run* run) {
         chat_choose(&run->bpe, (ChatWord)chat);
     } else if (has_chats && !chat_check(&run->bpe, "--chat chatml", error)) {
         die_usage("--tokenizer %s: %s", run->options.tokenizer, error);
+    }
+    if (has_chats) {
+        date_chats(run);
     }
 }
 

@@ -7,6 +7,7 @@ struct Options {
     int format;
     const char *field, *separator;
     int chat;
+    const char* chat_date;
     int64_t shard_tokens, val_tokens;
     const char *tokenizer, *out;
     int restart, train_bpe;
@@ -38,6 +39,8 @@ const OptionRow OPTION_TABLE[] = {
     {"input",  "chat",         "",  CHOICE_(chat),        0,       0, AUTO_, "auto",
         WORDS_CHOICE(CHAT_WORDS), "format of chats; auto: follows the tokenizer's chat_template, or else its special "
         "tokens"},
+    {"input",  "chat-date",    "",  STRING_(chat_date),   0,       0, 0,     "",
+        "YYYY-MM-DD", "date in chats, if the tokenizer's chat_template prints today's"},
 
     {"shards", "shard-tokens", "",  COUNT_(shard_tokens), 1, 2147483647, 0, "100000000",
         "tokens", "per shard"},

@@ -13,6 +13,7 @@ The tokens are those of apply_chat_template where no content has a mark. Where o
 while the template is rendered, and put back before the text between the marks is encoded: contents are data.
 """
 
+import datetime
 import json
 import random
 import shutil
@@ -20,8 +21,18 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
+
+
+class Day(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2024, 2, 9)
+
+
+chat_template_utils.datetime = Day
 FIXTURES = Path(__file__).parent / "fixtures"
 OUT = FIXTURES / "chat_formats"
 EOS = "</s>"
@@ -145,6 +156,22 @@ LLAMA3 = turns("<|start_header_id|>", SAME, "<|end_header_id|>\n\n", "'<|eot_id|
 PHI3 = turns("<|", SAME, "|>\n", "'<|end|>\\n'", ("'<|end|>'", "'\\n'"))
 GRANITE = turns("<|start_of_role|>", SAME, "<|end_of_role|>", "'<|end_of_text|>\\n'", ("'<|end_of_text|>'", "'\\n'"))
 GRANITE4_SYSTEM = "You are a helpful assistant. Please ensure responses are professional, accurate, and safe."
+DATED = "{% if messages[0]['role'] != 'system' %}{{ '<|start_of_role|>system<|end_of_role|>Today\\'s Date: ' + strftime_now('%B %d, %Y') + '.\\nBe helpful.<|end_of_text|>\\n' }}{% endif %}"
+LLAMA32 = """{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}
+        {%- set date_string = "26 Jul 2024" %}
+    {%- endif %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = "" %}
+{%- endif %}
+{{- bos_token + "<|start_header_id|>system<|end_header_id|>\\n\\nToday Date: " + date_string + "\\n\\n" + system + "<|eot_id|>" }}
+"""
 OLMO3 = """{%- set has_system = messages[0]['role'] == 'system' -%}
 {%- if not has_system -%}
     {{- '<|im_start|>system\\nYou are a helpful function-calling AI assistant. ' -}}
@@ -162,6 +189,7 @@ TEMPLATES = {
     "chatml trimmed": ("chatml", CHATML.replace("m['content']", "m['content'].strip()")),
     "llama2": ("llama2", LLAMA2),
     "llama3": ("llama3", LLAMA3),
+    "llama3 with a date": ("llama3", LLAMA32.rstrip() + LLAMA3.replace("{{ bos_token }}", "", 1)),
     "llama3 untrimmed": ("llama3", LLAMA3.replace(" | trim", "")),
     "mistral3": ("mistral3", mistral3(" ", " | trim")),
     "mistral3-tekken": ("mistral3-tekken", mistral3("", "")),
@@ -174,6 +202,7 @@ TEMPLATES = {
     "phi4": ("phi4", turns("<|im_start|>", SAME, "<|im_sep|>", "'<|im_end|>'")),
     "zephyr": ("zephyr", turns("<|", SAME, "|>\n", "eos_token + '\\n'", ("eos_token", "'\\n'"))),
     "granite": ("granite", GRANITE),
+    "granite with a date": ("granite", DATED + GRANITE),
     "granite 4": ("granite", "{% if messages[0]['role'] != 'system' %}{{ '<|start_of_role|>system<|end_of_role|>" + GRANITE4_SYSTEM
                   + "<|end_of_text|>\\n' }}{% endif %}" + GRANITE),
     "exaone": ("exaone", turns("[|", SAME, "|]\n", "'[|endofturn|]\\n'", ("'[|endofturn|]'", "'\\n'"))),

@@ -214,6 +214,9 @@ static void generate_open_chat_(Generate* g) {
     if (o->texts.chat >= (int)CHAT_CHATML) {
         chat_choose(tokenizer->bpe, (ChatWord)o->texts.chat);
     }
+    if (o->texts.chat_date[0]) {
+        run_data_date_chats(tokenizer->bpe, o->texts.chat_date);
+    }
     const ModelCard* card = &tokenizer->bpe->card;
     dialog_open(&g->dialog, tokenizer->encoder, o->texts.system);
     g->is_chat = wants || card->chat_known != CHAT_UNKNOWN;

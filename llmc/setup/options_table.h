@@ -173,7 +173,7 @@ struct Options {
     } tasks;
     struct {
         int interactive, chat;
-        const char *system, *suffix, *prompts, *out;
+        const char *chat_date, *system, *suffix, *prompts, *out;
         int tokens;
         OptionList stop;
         int quantize;
@@ -532,6 +532,9 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(CHAT_WORDS), "with --interactive: hold a conversation; each line is a message, and answers are "
         "kept as context; auto: on for a model that has learned chats (chat_template.jinja); a format such as chatml "
         "replaces that of the model, also for training on chats"},
+    {"texts",       "chat-date",      "",   STRING_(texts.chat_date),             0,       0, RUN_ | BOTH_ | NEEDS_(CHATS), "",
+        "YYYY-MM-DD", "date in chats, if the model's chat_template prints today's; empty: today, which a run that learns "
+        "chats keeps"},
     {"texts",       "system",         "",   STRING_(texts.system),                0,       0, TEXTS_ | ONCE_, "",
         "TEXT", "first message of a chat, which says how to answer"},
     {"texts",       "suffix",         "",   STRING_(texts.suffix),                0,       0, TEXTS_ | ONCE_, "",

@@ -272,6 +272,9 @@ static void settle_sizes_(Settled* s) {
 static void settle_packing_(Settled* s, RunData* data) {
     Options* o = &s->options;
     const int are_answers = s->use != USE_GENERATE && run_data_find_answers(data, o) != ANSWERS_NONE;
+    if (data->chat_date[0]) {
+        o->texts.chat_date = data->chat_date;
+    }
     const int turns = model_architecture(s->cfg.arch)->positions == POSITIONS_ROPE;
     if (o->data.pack == OPTION_AUTO) {
         o->data.pack = !are_answers ? PACK_STREAM : turns ? PACK_BESTFIT : PACK_PAD;

@@ -48,6 +48,9 @@ typedef struct {
 // Call it before run_data_open.
 Answers run_data_find_answers(RunData* data, const Options* options);
 
+// Sets the date of a template's chats to the one of --chat-date; says so if it has none.
+void run_data_date_chats(Bpe* bpe, const char* date);
+
 // Opens the data, and returns the steps of the run: --steps, or the length of --epochs or one
 // epoch. With --plan and --print-config the data may stay unknown (data->is_unknown), and the steps
 // "auto".
@@ -115,8 +118,30 @@ void run_data_close(RunData* data);
 #include "llmc/data/encoded_text.h"
 #include "llmc/data/token_files.h"
 #include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_parts.h"
+#include "llmc/tokenizer/date.h"
 
 // ---- files ----
+
+void run_data_date_chats(Bpe* bpe, const char* date) {
+    if (!date_is(date)) {
+        die_usage("--chat-date %s; wanted a date, YYYY-MM-DD", date);
+    }
+    if (!bpe->card.chat.has_date) {
+        fprintf(stderr, "note: --chat-date has no effect: no chat_template prints the date\n");
+    }
+    bpe_date_chats(bpe, date);
+}
+
+// Decides the date in the chats that the run learns.
+static void run_data_settle_date_(RunData* data, const Options* options) {
+    if (options->texts.chat_date[0]) {
+        run_data_date_chats(data->tokenizer.bpe, options->texts.chat_date);
+    } else if (data->tokenizer.bpe->card.chat.has_date) {
+        date_today(data->chat_date);
+        bpe_date_chats(data->tokenizer.bpe, data->chat_date);
+    }
+}
 
 // Decides the format of the chats that the run learns.
 static void run_data_settle_chats_(RunData* data, const Options* options) {
@@ -133,6 +158,7 @@ static void run_data_settle_chats_(RunData* data, const Options* options) {
     } else if (!chat_check(bpe, "--chat chatml", error)) {
         die_usage("--train-data %s has %s", options->data.train, error);
     }
+    run_data_settle_date_(data, options);
     chat_marks_open(&data->marks, bpe);
     if (!bpe->card.chat_template || bpe->card.is_chosen) {
         data->chat_template = chat_new_template(&data->marks, bpe);

@@ -25,6 +25,7 @@ If a --model directory has a tokenizer's files, they are the default of --tokeni
 #include "llmc/setup/options.h"
 #include "llmc/setup/settled.h"
 #include "llmc/tokenizer/chat_marks.h"
+#include "llmc/tokenizer/date.h"
 #include "llmc/tokenizer/model_card.h"
 #include "llmc/tokenizer/tokenizer.h"
 
@@ -53,8 +54,9 @@ typedef struct {
     // passes over the training data that the run makes; 0: unknown, or the data are endless
     double epochs;
     Answers answers;
-    ChatMarks marks;     // of the chats that the run learns; without a layout: it learns none
-    char* chat_template; // written for them; NULL: the model's own stays
+    ChatMarks marks;            // of the chats that the run learns; no layout: it learns none
+    char* chat_template;        // written for them; NULL: the model's own stays
+    char chat_date[DATE_BYTES]; // the run's first day, if chats have it; else ""
 } RunData;
 
 // Returns true if the run has data to train on or to validate with.

@@ -826,7 +826,7 @@ static inline void bpe_close(Bpe* bpe) {
         free(bpe->kept[i].bytes);
     }
     free((void*)bpe->card.chat_template);
-    free((void*)bpe->card.chat.default_system);
+    chat_format_close(&bpe->card.chat);
     free((void*)bpe->card.generation);
     bpe_rules_close(&bpe->rules);
     memset(bpe, 0, sizeof(*bpe));

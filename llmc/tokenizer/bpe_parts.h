@@ -6,6 +6,7 @@ texts, the files that are kept, and the model card.
 #define LLMC_BPE_PARTS_H
 
 #include "llmc/tokenizer/bpe_sentence.h"
+#include "llmc/tokenizer/date.h"
 #include "llmc/tokenizer/model_card.h"
 
 #ifdef __cplusplus
@@ -23,6 +24,10 @@ BpeKept bpe_keep(const char* name, const void* bytes, size_t count);
 
 // Sets the card from the files beside a tokenizer, whose texts it takes over.
 void bpe_set_card(Bpe* bpe, CardFiles* files);
+
+// Finds the format of the card's template on a date, YYYY-MM-DD, and the token that ends an answer.
+// A format that was chosen stays.
+void bpe_date_chats(Bpe* bpe, const char* date);
 
 #ifdef __cplusplus
 }
@@ -90,14 +95,14 @@ char* bpe_name_of(const Bpe* bpe, int id) {
     return name ? strndup(name, (size_t)length) : NULL;
 }
 
-// Finds the format of the card's template, and the token that ends an answer.
-static void bpe_recognize_chat_(Bpe* bpe) {
+void bpe_date_chats(Bpe* bpe, const char* date) {
     ModelCard* card = &bpe->card;
-    if (!card->chat_template) {
+    if (!card->chat_template || card->is_chosen) {
         return;
     }
+    chat_format_close(&card->chat);
     char *bos = bpe_name_of(bpe, card->bos), *eos = bpe_name_of(bpe, card->eos);
-    card->chat_known = chat_recognize(&card->chat, card->chat_template, bos, eos);
+    card->chat_known = chat_recognize(&card->chat, card->chat_template, bos, eos, date);
     if (card->chat_known != CHAT_UNKNOWN) {
         const char* end = chat_format_end(&card->chat);
         card->turn_end = end[0] == CHAT_EOS[0] ? card->eos : bpe_find_added(bpe, end);
@@ -130,7 +135,9 @@ void bpe_set_card(Bpe* bpe, CardFiles* files) {
     card->chat_template = files->chat_template;
     card->generation = files->generation;
     files->chat_template = files->generation = NULL;
-    bpe_recognize_chat_(bpe);
+    char today[DATE_BYTES];
+    date_today(today);
+    bpe_date_chats(bpe, today);
 }
 
 #endif // BPE_PARTS_IMPLEMENTATION

@@ -20,8 +20,10 @@ chat_format.h -- formats of chats: what stands around the contents of messages.
 
 A model's template is recognized by what it renders (jinja.h): a few chats with odd contents must
 look as a format makes them. Beyond the table above it may differ in whether it starts with the
-start token, trims contents, ends a chat with the end-of-text token, and has a message for chats
-without one of the system.
+start token, trims contents, ends a chat with the end-of-text token, has a message for chats without
+one of the system, and puts a text around the first message of the system if it opens the chat. Such
+texts may have a date (Granite 3, Llama 3.2): today's when the vocabulary is opened, unless
+bpe_date_chats says another, as a run does whose tokens must stay the same.
 
 chat_print_template writes a format as a template, with the marks of transformers around what is
 learned, and with the start token, which training puts before each document.
@@ -115,8 +117,14 @@ typedef struct {
     const ChatLayout* layout; // NULL: unknown
     int has_bos, has_tail;    // a chat starts with bos; one without a prompt ends with eos
     int trims;
-    const char* default_system; // message of the system for chats without one; NULL: none
+    const char* default_system;   // message of the system for chats without one; NULL: none
+    const char* system_around[2]; // before and after the first message of the system; NULL: nothing
+    int has_date;                 // one of these texts has the date
 } ChatFormat;
+
+// Frees the texts of a format, or makes them copies of its own.
+void chat_format_close(ChatFormat* format);
+void chat_format_keep(ChatFormat* format);
 
 // Returns the role of a message; -1: none has this name.
 int chat_role(const char* name, size_t bytes);
@@ -151,9 +159,10 @@ void chat_walk(const ChatFormat* format, const ChatMessage* messages, size_t cou
 // How far a template is known: not at all, for prompts, or for chats with answers.
 typedef enum { CHAT_UNKNOWN, CHAT_KNOWN_PROMPTS, CHAT_KNOWN } ChatKnown;
 
-// Finds the format of a template, whose tokens have these names; NULL: none. The caller frees
-// format->default_system.
-ChatKnown chat_recognize(ChatFormat* format, const char* text, const char* bos, const char* eos);
+// Finds the format of a template, whose tokens have these names (NULL: none), on a date. The caller
+// closes the format.
+ChatKnown chat_recognize(ChatFormat* format, const char* text, const char* bos, const char* eos,
+                         const char* date);
 
 // Writes a format as a template. A token without a role in transformers has its name there; NULL:
 // bos_token or eos_token.
@@ -244,7 +253,26 @@ const char* chat_word(int value) {
 
 ChatFormat chat_format_of(ChatWord word) {
     const ChatLayout* layout = &chat_layouts_[word - CHAT_CHATML];
-    return (ChatFormat){layout, layout->has_bos, 0, layout->trims, NULL};
+    return (ChatFormat){.layout = layout, .has_bos = layout->has_bos, .trims = layout->trims};
+}
+
+void chat_format_close(ChatFormat* f) {
+    free((void*)f->default_system);
+    free((void*)f->system_around[0]);
+    free((void*)f->system_around[1]);
+    memset(f, 0, sizeof(*f));
+}
+
+static const char* chat_copy_(const char* text) {
+    const char* copy = text ? strdup(text) : NULL;
+    CHECK(copy || !text, "the format of a chat: no memory");
+    return copy;
+}
+
+void chat_format_keep(ChatFormat* f) {
+    f->default_system = chat_copy_(f->default_system);
+    f->system_around[0] = chat_copy_(f->system_around[0]);
+    f->system_around[1] = chat_copy_(f->system_around[1]);
 }
 
 ChatWord chat_format_word(const ChatFormat* format) {
@@ -272,11 +300,20 @@ static void chat_walk_content_(const ChatFormat* f, ChatRole role, const char* t
     sink.on_content(sink.context, text, bytes, role == CHAT_ASSISTANT);
 }
 
-// Visits a message of the system; `opens`: a user's turn follows.
-static void chat_walk_system_(const ChatFormat* f, const char* text, size_t bytes, int opens, ChatSink sink) {
+// Visits message i of the system, or with m = NULL that of the template; `opens`: a user's turn
+// follows.
+static void chat_walk_system_(const ChatFormat* f, const ChatMessage* m, size_t i, int opens, ChatSink sink) {
     const ChatLayout* layout = f->layout;
+    const char* const* around = f->system_around;
+    const int is_first = m && i == 0;
     sink.on_layout(sink.context, layout->header[CHAT_SYSTEM], 0);
-    chat_walk_content_(f, CHAT_SYSTEM, text, bytes, sink);
+    sink.on_layout(sink.context, is_first && around[0] ? around[0] : "", 0);
+    if (m) {
+        chat_walk_content_(f, CHAT_SYSTEM, m[i].text, m[i].bytes, sink);
+    } else {
+        sink.on_content(sink.context, f->default_system, strlen(f->default_system), 0);
+    }
+    sink.on_layout(sink.context, is_first && around[1] ? around[1] : "", 0);
     sink.on_layout(sink.context, layout->end[CHAT_SYSTEM], 0);
     if (layout->system != SYSTEM_OPENS) {
         sink.on_layout(sink.context, layout->after, 0);
@@ -337,15 +374,14 @@ void chat_walk(const ChatFormat* f, const ChatMessage* m, size_t count, ChatEnd 
     sink.on_layout(sink.context, f->has_bos ? CHAT_BOS : "", 0);
     sink.on_layout(sink.context, f->layout->start ? f->layout->start : "", 0);
     if (f->default_system && (count == 0 || m[0].role != CHAT_SYSTEM)) {
-        chat_walk_system_(f, f->default_system, strlen(f->default_system),
-                          count > 0 && m[0].role == CHAT_USER, sink);
+        chat_walk_system_(f, NULL, 0, count > 0 && m[0].role == CHAT_USER, sink);
     }
     for (size_t i = 0; i < count; i++) {
         const int is_late = f->layout->system == SYSTEM_LAST && last < count && i < last;
         if (m[i].role != CHAT_SYSTEM) {
             chat_walk_turn_(f, m, i, last, sink);
         } else if (!is_late) {
-            chat_walk_system_(f, m[i].text, m[i].bytes, i + 1 < count && m[i + 1].role == CHAT_USER, sink);
+            chat_walk_system_(f, m, i, i + 1 < count && m[i + 1].role == CHAT_USER, sink);
         }
     }
     sink.on_layout(sink.context,
@@ -429,52 +465,65 @@ static const ChatProbe_ chat_probes_[] = {
 // clang-format on
 enum { CHAT_PROBES_ = sizeof(chat_probes_) / sizeof(chat_probes_[0]) };
 
+// Shows where the system's content is.
+static const ChatProbe_ chat_marked_ = {{{"system", "\3"}, {"user", "Hi"}}, 2, 1};
+
 // Texts that a template makes of the probes; NULL: it refuses the chat.
 typedef struct {
-    char* texts[CHAT_PROBES_];
-    const char *bos, *eos;
+    char *texts[CHAT_PROBES_], *marked;
+    const char *bos, *eos, *date;
+    int has_date;
 } ChatRendered_;
 
-static JinjaChat chat_probe_(const ChatRendered_* r, int i) {
-    const ChatProbe_* p = &chat_probes_[i];
-    return (JinjaChat){p->messages, p->count, r->bos, r->eos, p->is_prompt};
+static JinjaChat chat_asked_(ChatRendered_* r, const ChatProbe_* p) {
+    return (JinjaChat){p->messages, p->count, r->bos, r->eos, p->is_prompt, r->date, &r->has_date};
 }
 
 // Renders all probes. Returns the number of those that could be: a template may refuse chats with
 // a system.
 static int chat_render_(ChatRendered_* r, const char* text) {
+    char error[ERROR_BYTES];
     int count = 0;
     for (int i = 0; i < CHAT_PROBES_; i++) {
-        char error[ERROR_BYTES];
-        const JinjaChat chat = chat_probe_(r, i);
+        const JinjaChat chat = chat_asked_(r, &chat_probes_[i]);
         r->texts[i] = jinja_render(text, &chat, error);
         count += r->texts[i] != NULL;
     }
+    const JinjaChat marked = chat_asked_(r, &chat_marked_);
+    r->marked = jinja_render(text, &marked, error);
     return count;
 }
 
-// Returns the system's message that the template has for a chat without one, which the caller
-// frees; NULL: none. Where the format would have a message, the template has another text.
-static char* chat_default_system_(const ChatFormat* format, const ChatRendered_* r) {
-    const JinjaMessage marked[] = {{"system", "\3"}, {"user", "Hi"}};
-    const JinjaChat chat = {marked, 2, r->bos, r->eos, 1};
-    char *with = chat_text_(format, &chat), *found = NULL;
-    const char *mark = strchr(with, 3), *text = r->texts[0];
-    const size_t before = mark ? (size_t)(mark - with) : 0, after = mark ? strlen(mark + 1) : 0;
-    const size_t bytes = text ? strlen(text) : 0;
-    if (mark && bytes > before + after && strncmp(text, with, before) == 0 &&
-        strcmp(text + bytes - after, mark + 1) == 0) {
-        found = strndup(text + before, bytes - before - after);
+// Returns a copy of the text between two ends, which the caller frees; NULL if the text has other
+// ends, or nothing between them.
+static char* chat_between_(const char* text, const char* before, size_t before_bytes, const char* after) {
+    const size_t bytes = text ? strlen(text) : 0, after_bytes = strlen(after);
+    const int has_both = bytes > before_bytes + after_bytes && memcmp(text, before, before_bytes) == 0 &&
+                         strcmp(text + bytes - after_bytes, after) == 0;
+    return has_both ? strndup(text + before_bytes, bytes - before_bytes - after_bytes) : NULL;
+}
+
+// Finds what the template has where the format would have a message of the system: its own message
+// for a chat without one, and the texts around the chat's.
+static void chat_find_system_(ChatFormat* format, ChatRendered_* r) {
+    const JinjaChat chat = chat_asked_(r, &chat_marked_);
+    char *with = chat_text_(format, &chat), *mark = strchr(with, 3);
+    char* around = mark ? chat_between_(r->marked, with, (size_t)(mark - with), mark + 1) : NULL;
+    const char* inside = around ? strchr(around, 3) : NULL;
+    format->default_system = mark ? chat_between_(r->texts[0], with, (size_t)(mark - with), mark + 1) : NULL;
+    if (inside && strlen(around) > 1 && format->layout->system == SYSTEM_OWN_TURN) {
+        format->system_around[0] = strndup(around, (size_t)(inside - around));
+        format->system_around[1] = strdup(inside + 1);
     }
+    free(around);
     free(with);
-    return found;
 }
 
 // Returns how far a format makes the same texts.
-static ChatKnown chat_compare_(const ChatFormat* format, const ChatRendered_* r) {
+static ChatKnown chat_compare_(const ChatFormat* format, ChatRendered_* r) {
     ChatKnown known = CHAT_KNOWN;
     for (int i = 0; i < CHAT_PROBES_; i++) {
-        const JinjaChat chat = chat_probe_(r, i);
+        const JinjaChat chat = chat_asked_(r, &chat_probes_[i]);
         if (r->texts[i]) {
             char* text = chat_text_(format, &chat);
             const int is_same = strcmp(text, r->texts[i]) == 0;
@@ -489,27 +538,29 @@ static ChatKnown chat_compare_(const ChatFormat* format, const ChatRendered_* r)
 }
 
 // Compares a layout, with what templates may change of it.
-static ChatKnown chat_try_layout_(ChatFormat* best, ChatKnown known, ChatWord word, const ChatRendered_* r) {
+static ChatKnown chat_try_layout_(ChatFormat* best, ChatKnown known, ChatWord word, ChatRendered_* r) {
     for (int variant = 0; variant < 12 && known < CHAT_KNOWN; variant++) {
         ChatFormat format = chat_format_of(word);
         const int trims[] = {format.trims, TRIM_NOTHING, TRIM_ALL};
         format.has_bos ^= variant & 1;
         format.has_tail = variant >> 1 & 1;
         format.trims = trims[variant >> 2];
-        format.default_system = chat_default_system_(&format, r);
+        format.has_date = r->has_date;
+        chat_find_system_(&format, r);
         const ChatKnown found = chat_compare_(&format, r);
-        const ChatFormat other = found > known ? *best : format;
+        ChatFormat other = found > known ? *best : format;
         if (found > known) {
             *best = format;
             known = found;
         }
-        free((void*)other.default_system);
+        chat_format_close(&other);
     }
     return known;
 }
 
-ChatKnown chat_recognize(ChatFormat* format, const char* text, const char* bos, const char* eos) {
-    ChatRendered_ rendered = {{NULL}, bos, eos};
+ChatKnown chat_recognize(ChatFormat* format, const char* text, const char* bos, const char* eos,
+                         const char* date) {
+    ChatRendered_ rendered = {{NULL}, NULL, bos, eos, date, 0};
     ChatKnown known = CHAT_UNKNOWN;
     memset(format, 0, sizeof(*format));
     const int count = chat_render_(&rendered, text), has_plain = rendered.texts[0] && rendered.texts[3];
@@ -519,6 +570,7 @@ ChatKnown chat_recognize(ChatFormat* format, const char* text, const char* bos, 
     for (int i = 0; i < CHAT_PROBES_; i++) {
         free(rendered.texts[i]);
     }
+    free(rendered.marked);
     return known;
 }
 

@@ -171,7 +171,7 @@ int chat_choose(Bpe* bpe, ChatWord word) {
     if (is_same) {
         return 0;
     }
-    free((void*)card->chat.default_system);
+    chat_format_close(&card->chat);
     card->chat = chat_format_written(word);
     card->chat_known = CHAT_KNOWN;
     card->is_chosen = 1;
@@ -207,13 +207,20 @@ uint64_t chat_signature(const ChatMarks* marks) {
     xxh64_open(&hash);
     xxh64_add(&hash, facts, sizeof(facts));
     xxh64_add(&hash, system, strlen(system));
+    for (int i = 0; i < 2 && f->system_around[i]; i++) {
+        xxh64_add(&hash, f->system_around[i], strlen(f->system_around[i]) + 1);
+    }
     return xxh64_value(&hash);
 }
 
 size_t chat_most_ids(const ChatMarks* marks, const Bpe* bpe, size_t bytes, size_t messages) {
-    const char* system = marks->format.default_system;
+    const ChatFormat* f = &marks->format;
+    const char* const texts[] = {f->default_system, f->system_around[0], f->system_around[1]};
+    for (int i = 0; i < 3; i++) {
+        bytes += texts[i] ? strlen(texts[i]) : 0;
+    }
     // with Mistral's layouts, messages of the system are moved, not copied
-    return bpe_most_ids(bpe, bytes + (messages + 1) * CHAT_LAYOUT_BYTES_ + (system ? strlen(system) : 0));
+    return bpe_most_ids(bpe, bytes + (messages + 1) * CHAT_LAYOUT_BYTES_);
 }
 
 // ---- encoding ----

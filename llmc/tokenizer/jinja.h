@@ -6,8 +6,9 @@ jinja.h -- renders the chat templates that models bring, to find out which forma
 
 The part of Jinja that such templates use, set up as transformers does (trim_blocks, lstrip_blocks):
 text, {{ }}, {# #}; if, for, set, generation; names, literals, operators, slices, the usual filters,
-tests and methods of strings, namespace() and raise_exception(). What is not rendered may have
-anything else, like tools; where it is rendered, that is an error, as is the date.
+tests and methods of strings, namespace(), raise_exception(), and strftime_now() of a date. What is
+not rendered may have anything else, like tools; where it is rendered, that is an error, as is the
+time of day.
 */
 #ifndef LLMC_JINJA_H
 #define LLMC_JINJA_H
@@ -27,6 +28,8 @@ typedef struct {
     int count;
     const char *bos_token, *eos_token; // NULL: undefined
     int add_generation_prompt;
+    const char* date; // YYYY-MM-DD, of strftime_now(); NULL: that is undefined
+    int* has_date;    // set to 1 if the text has the date; may be NULL
 } JinjaChat;
 
 // Returns the text of a chat, which the caller frees; NULL with the reason in `error` (of
@@ -212,8 +215,10 @@ static JinjaValue_ jinja_call_(Jinja_* j, const char* name, const JinjaArgs_* ar
         }
         return map;
     }
+    if (strcmp(name, "strftime_now") == 0 && j->date) {
+        return jinja_date_(j, args);
+    }
     jinja_fail_(j, strcmp(name, "raise_exception") == 0 ? "refuses the chat"
-                   : strcmp(name, "strftime_now") == 0  ? "prints the date"
                                                         : "calls a function that is not known");
     return jinja_undefined_;
 }
@@ -848,6 +853,9 @@ static void jinja_set_chat_(Jinja_* j, const JinjaChat* chat) {
     jinja_add_(j, &j->scope, "tools", none);
     jinja_add_(j, &j->scope, "documents", none);
     jinja_add_(j, &j->scope, "add_generation_prompt", jinja_bool_(chat->add_generation_prompt));
+    if (chat->date) {
+        jinja_add_(j, &j->scope, "strftime_now", jinja_bool_(1)); // is defined
+    }
     if (chat->bos_token) {
         jinja_add_(j, &j->scope, "bos_token", jinja_text_(chat->bos_token, strlen(chat->bos_token)));
     }
@@ -864,6 +872,7 @@ char* jinja_render(const char* text, const JinjaChat* chat, char* error) {
     j.bytes = strlen(text);
     j.error = error;
     j.starts_line = 1;
+    j.date = chat->date;
     if (j.bytes > JINJA_MAX_BYTES_) {
         jinja_fail_(&j, "is too long");
     }
@@ -875,6 +884,9 @@ char* jinja_render(const char* text, const JinjaChat* chat, char* error) {
     }
     free(j.memory);
     char* rendered = text_buffer_close(&j.out);
+    if (chat->has_date) {
+        *chat->has_date |= j.has_date;
+    }
     if (j.failed) {
         free(rendered);
         return NULL;

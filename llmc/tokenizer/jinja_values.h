@@ -13,6 +13,7 @@ compared, printed, joined and stripped.
 #include "llmc/base/check.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/utf8.h"
+#include "llmc/tokenizer/date.h"
 
 enum {
     JINJA_MAX_STEPS_ = 1 << 18, // values and tags of a rendering: templates of today take hundreds
@@ -67,6 +68,8 @@ typedef struct {
     int depth, failed;
     size_t steps, used;
     char* error;
+    const char* date;  // of strftime_now; NULL: none
+    int has_date;      // it was called
     JinjaItems_ scope; // variables; the last of a name counts
     TextBuffer out;
     void** memory; // (num_memory) blocks to free
@@ -261,6 +264,22 @@ static inline JinjaValue_ jinja_stripped_(JinjaValue_ v, const JinjaArgs_* args,
         v.length--;
     }
     return v;
+}
+
+// ---- dates ----
+
+// Returns the date in a format of Python's strftime.
+static inline JinjaValue_ jinja_date_(Jinja_* j, const JinjaArgs_* args) {
+    enum { ROOM = 256 };
+    char format[64], *text = (char*)jinja_alloc_(j, ROOM);
+    const JinjaValue_ of = args->count > 0 ? args->values[0] : jinja_undefined_;
+    snprintf(format, sizeof(format), "%.*s", (int)of.length, of.kind == JINJA_TEXT_ ? of.text : "");
+    if (of.length >= sizeof(format) || !date_has_format(format)) {
+        jinja_fail_(j, "prints the time of day");
+        return jinja_undefined_;
+    }
+    j->has_date = 1;
+    return jinja_text_(text, date_print(text, ROOM, format, j->date));
 }
 
 #endif

@@ -396,8 +396,9 @@ void tokenizer_take_roles(Tokenizer* tokenizer, const Tokenizer* old) {
     card->chat = was.chat_template ? was.chat : own->chat;
     card->chat_known = was.chat_template ? was.chat_known : own->chat_known;
     card->turn_end = was.chat_template ? was.turn_end : own->turn_end;
-    card->chat.default_system = tokenizer_take_text_(was.chat_template ? was.chat.default_system : NULL,
-                                                     was.chat_template ? NULL : own->chat.default_system);
+    if (!was.chat_template) {
+        chat_format_keep(&card->chat);
+    }
 }
 
 int tokenizer_longest(const Tokenizer* tokenizer) {

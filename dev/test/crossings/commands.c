@@ -52,6 +52,7 @@ static const struct {
     {"val-data", "in/val.txt in/docs.jsonl web=in/val.txt,docs=in/docs.jsonl"},
     {"tokenizer", "bpe:280 in/model"},
     {"text-field", "other"},
+    {"chat-date", "2024-02-29"},
     {"separator", "ABC"},
     {"seed", "1 7"},
     {"model", "in/model d1"},

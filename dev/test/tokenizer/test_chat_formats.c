@@ -8,8 +8,10 @@
 #include "llmc/base/text_buffer.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/bpe_parts.h"
 #include "llmc/tokenizer/chat_format.h"
 #include "llmc/tokenizer/chat_marks.h"
+#include "llmc/tokenizer/date.h"
 #include "llmc/tokenizer/jinja.h"
 #include "llmc/tokenizer/model_card.h"
 #include "dev/test/lib/test.h"
@@ -105,6 +107,7 @@ static void open_with(Bpe* bpe, const char* vocabulary, const char* text) {
         test_write("model/chat_template.jinja", text, strlen(text));
     }
     bpe_open(bpe, test_path("model"));
+    bpe_date_chats(bpe, "2024-02-09"); // that of the fixtures
 }
 
 // Returns the checksum of the tokens after the first one, and of which are learned.
@@ -238,7 +241,7 @@ TEST(written_templates) {
             free(wanted);
         }
         EXPECT(wrong == 0, "%s: %d chats", chat_word(word), wrong);
-        EXPECT(chat_recognize(&again, text, "<|begin_of_text|>", "</s>") == CHAT_KNOWN &&
+        EXPECT(chat_recognize(&again, text, "<|begin_of_text|>", "</s>", "2024-02-09") == CHAT_KNOWN &&
                    (int)chat_format_word(&again) == word && !again.default_system,
                "%s", chat_word(word));
         free(text);
@@ -289,6 +292,33 @@ TEST(unknown_templates) {
     }
 }
 
+// A template's date is the one that was asked for; without a date it keeps its own text.
+TEST(dates) {
+    static const char dated[] = "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\\n' + "
+                                "strftime_now('%d %b %Y') + '<|im_end|>\\n' }}{% endif %}"
+                                "{% for m in messages %}" TURN "{% endfor %}" ASKS;
+    Bpe bpe;
+    ChatMarks marks;
+    open_with(&bpe, "qwen2", dated);
+    EXPECT(bpe.card.chat_known == CHAT_KNOWN && bpe.card.chat.has_date, "%d", (int)bpe.card.chat_known);
+    EXPECT(strcmp(bpe.card.chat.default_system, "09 Feb 2024") == 0, "%s", bpe.card.chat.default_system);
+    chat_marks_open(&marks, &bpe);
+    const uint64_t before = chat_signature(&marks);
+    bpe_date_chats(&bpe, "2025-12-31");
+    EXPECT(strcmp(bpe.card.chat.default_system, "31 Dec 2025") == 0, "%s", bpe.card.chat.default_system);
+    chat_marks_open(&marks, &bpe);
+    EXPECT(chat_signature(&marks) != before, "the tokens of two dates have one checksum");
+    chat_choose(&bpe, CHAT_PHI4);
+    bpe_date_chats(&bpe, "2025-12-31");
+    EXPECT(chat_format_word(&bpe.card.chat) == CHAT_PHI4 && !bpe.card.chat.has_date, "a chosen format stays");
+    bpe_close(&bpe);
+    static const char* const none[] = {"", "2024-02-30", "2024-2-1", "2024-02-011", "today", "2024-13-01"};
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
+        EXPECT(!date_is(none[i]), "%s is no date", none[i]);
+    }
+    EXPECT(date_is("2024-02-29"), "a leap year");
+}
+
 // Without a template, the marks of a vocabulary decide.
 TEST(format_of_vocabulary) {
     Bpe bpe;
@@ -336,6 +366,11 @@ TEST(jinja) {
         {"{{ ' \\t\\u00e9 '.strip() + '\\n' + 'xxaxx'.strip('x') + 'ab'.upper() }}", "\u00e9\naAB"},
         {"{{ (messages[0].content.startswith('a') and 'y') or 'n' }}{{ bos_token }}", "y<s>"},
         {"{% generation %}g{% endgeneration %}{{ eos_token is defined }}", "gFalse"},
+        {"{{ strftime_now('%A, %d %b %Y, %-d %B %%') }}", "Thursday, 01 Feb 2024, 1 February %"},
+        {"{{ strftime_now is defined }}{{ strftime_now('') }}", "True"},
+        {"{{ strftime_now('%d %H') }}", NULL},
+        {"{{ strftime_now('%') }}", NULL},
+        {"{{ strftime_now() }}", ""},
         {"{{ 'a' + 1 }}", NULL},
         {"{{ unknown() }}", NULL},
         {"{% for m in messages %}", NULL},
@@ -346,7 +381,7 @@ TEST(jinja) {
          "11111111"},
     };
     static const JinjaMessage messages[] = {{"user", "a"}, {"assistant", " b "}};
-    const JinjaChat chat = {messages, 2, "<s>", NULL, 0};
+    const JinjaChat chat = {messages, 2, "<s>", NULL, 0, "2024-02-01", NULL};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char error[ERROR_BYTES] = "", *text = jinja_render(cases[i][0], &chat, error);
         EXPECT(cases[i][1] ? text && strcmp(text, cases[i][1]) == 0 : !text && error[0], "%s: \"%s\" %s",
@@ -358,7 +393,7 @@ TEST(jinja) {
 // No template makes the renderer run away, whatever its bytes.
 TEST(jinja_of_any_bytes) {
     static const JinjaMessage messages[] = {{"user", "a"}, {"assistant", "b"}};
-    const JinjaChat chat = {messages, 2, "<s>", "</s>", 1};
+    const JinjaChat chat = {messages, 2, "<s>", "</s>", 1, NULL, NULL};
     char *json = test_read_text(FORMATS "/templates.json"), error[ERROR_BYTES], nested[4096];
     Template templates[TEMPLATES];
     const int count = templates_of(json, templates);
