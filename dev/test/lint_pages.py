@@ -5,8 +5,10 @@
 
 Every option in a page or in an example is one of the programs', or of another program that OTHERS names; every link
 leads to a file, and its anchor to a heading; the messages that troubleshooting.md explains are in the sources; the
-README has at most README_WORDS words.
+tables of architectures.md have each family, with its names, and formats of chats and tokenizers that are known; the README has
+at most README_WORDS words.
 """
+import json
 import re
 import sys
 from pathlib import Path
@@ -78,6 +80,55 @@ def lint_messages():
                     yield f"{path}: no message has \"{part.strip()}\""
 
 
+def table(page, header):
+    """The cells of the rows of a table, whose first line starts so; without backticks."""
+    lines = page.read_text().split(f"\n{header}")[1].split("\n")[2:]
+    return [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines[: lines.index("")]]
+
+
+def hugging_face_families():
+    """The class of each architecture in transformers, and the words of model_type."""
+    words = dict(re.findall(r'X\((ARCH_\w+), +"(\w+)"', Path("llmc/model/model.h").read_text()))
+    source = Path("llmc/formats/hf_config_families.h").read_text()
+    rows = {arch: (name, [kind]) for arch, kind, name in re.findall(r'\[(ARCH_\w+)\] = +\{"(\w+)", +"(\w+)"', source)}
+    for arch, wrapper in re.findall(r'\[(ARCH_\w+)\] = \{\.wrapper = "(\w+)"', source):
+        rows[arch][1].append(wrapper)
+    return {word: rows[arch] for arch, word in words.items()}
+
+
+def compared_classes():
+    """Classes of transformers whose updates the trainers are compared with (dev/test/cli/test_families.sh)."""
+    models = Path("dev/ref/fixtures/models")
+    for name in {line.split()[0] for line in (models / "losses.txt").read_text().split("\n") if line[:1] not in ("", "#")}:
+        yield from json.loads((models / name / "config.json").read_text())["architectures"]
+
+
+def lint_families():
+    """Both tables of the families; test_families.sh looks at the columns about GGUF."""
+    path, tokenizers = Path("dev/doc/architectures.md"), Path("dev/doc/tokenizer.md").read_text()
+    families, compared = hugging_face_families(), set(compared_classes()) | {"GPT2LMHeadModel"}
+    chats = set(re.findall(r'X\(CHAT_\w+, "([\w-]+)"\)', Path("llmc/tokenizer/chat_format.h").read_text())) - {"off", "on"}
+    rows, unused = table(path, "| `--arch` | `model_type` |"), set(chats)
+    for what, found in (("operations", table(path, "| `--arch` | positions |")), ("families", rows)):
+        if [row[0] for row in found] != list(families):
+            yield f"{path}: the table of {what} has {' '.join(row[0] for row in found)}; wanted {' '.join(families)}"
+    for arch, kinds, name, _, _, formats, patterns in rows:
+        class_name, types = families.get(arch, ("", []))
+        if class_name not in compared:
+            yield f"{path}: {arch}: no updates of {class_name} in losses.txt (dev/ref/make_update_fixtures.py)"
+        if re.findall(r"\w+", kinds) != types or class_name not in name:
+            yield f"{path}: {arch} is {kinds}, {name}; wanted {' '.join(types)}, {class_name}"
+        for word in filter(None, formats.split(", ")):
+            unused.discard(word)
+            if word not in chats:
+                yield f"{path}: {arch}: {word} is no --chat"
+        for word in filter(None, patterns.split(", ")):
+            if word not in tokenizers:
+                yield f"{path}: {arch}: tokenizer.md does not know {word}"
+    if unused:
+        yield f"{path}: no family has --chat {', '.join(sorted(unused))}"
+
+
 def lint():
     known = known_options()
     for path in PAGES + EXAMPLES:
@@ -86,6 +137,7 @@ def lint():
         if path.suffix == ".md":
             yield from lint_links(path, text)
     yield from lint_messages()
+    yield from lint_families()
     words = len(Path("README.md").read_text().split())
     if words > README_WORDS:
         yield f"README.md: {words} words; wanted at most {README_WORDS}: what else is worth saying belongs to a page"

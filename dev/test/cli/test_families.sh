@@ -11,6 +11,7 @@ set -u
 trainer=$(realpath "${1:?usage: test_families.sh TRAINER}")
 root=$PWD
 fixtures=$root/dev/ref/fixtures/models
+page=$root/dev/doc/architectures.md
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
 trainer_begin test_families
@@ -107,6 +108,43 @@ EOF
 bad 2 "layers 0 and 1 of the model have different windows" --model "$fixtures/qwen3" --experts 4 "${data[@]}" --out out
 bad 2 "--experts has no meaning with --arch qwen2" --model "$fixtures/qwen2" --experts 4 "${data[@]}" --out out
 bad 2 "--experts is 8, but the model in" --model "$fixtures/mixtral" --experts 8 "${data[@]}" --out out
+
+# family ARCH KEY: a cell of the table of families: model_type, GGUF.
+family() {
+    awk -F ' *[|] *' -v arch="$1" -v key="$2" '
+        /^[|] `--arch` [|] `model_type`/ { for (i = 2; i < NF; i++) if ($i ~ key) column = i }
+        column && $2 == arch { gsub(/`|,.*/, "", $column); print $column; exit }' "$page"
+}
+
+# export_gguf ARCH: writes model.gguf of the first model of the family that llama.cpp can have: a
+# saved one, or a new one; some must have their own output layer, windows, or 64 layers; new ones of
+# gemma2 have no cap of scores, so it is a named model, of other sizes.
+export_gguf() {
+    local config options tiny=(--layers 2 --channels 64 --heads 4 --seq-len 16 --total-batch 32 --steps 1 --samples 0)
+    rm -f model.gguf
+    for config in $(grep -lE "\"model_type\": \"$(family "$1" model_type)\"" "$fixtures"/*/config.json); do
+        train --model "${config%/*}" --steps 0 --export-gguf model.gguf
+        [ $status != 0 ] || return
+    done
+    for options in "--arch $1" "--arch $1 --own-head on" "--arch $1 --window 9" "--arch $1 --window 9 --layers 64" "--model $1:2b --head-size 16"; do
+        # shellcheck disable=SC2086
+        train "${tiny[@]}" $options --export-gguf model.gguf
+        [ $status != 0 ] || return
+    done
+}
+
+# The columns about GGUF are what the trainer writes and reads.
+for arch in $(awk -F ' *[|] *' '/^[|] `--arch` [|] `model_type`/ { on = 1 } /^$/ { on = 0 } on && $2 !~ /-/ { print $2 }' "$page"); do
+    export_gguf "$arch"
+    written='' read=''
+    if [ $status = 0 ]; then # after the key: a type and a length of 8 bytes
+        written=$(grep -aoE 'general[.]architecture.{12}[a-z0-9]+' model.gguf | tr -d '\0' | sed 's/.*[^a-z0-9]//')
+        train --model model.gguf "${data[@]}" --seq-len 4 --total-batch 8 --steps 0 --samples 0 # a context may be a window
+        [ $status != 0 ] || read=$written
+    fi
+    check "$page: $arch in GGUF, written: wanted \"$written\"" [ "$(family "$arch" GGUF)" = "$written" ]
+    check "$page: $arch in GGUF, read: wanted \"$read\"" [ "$(family "$arch" GGUF)" = "$read" ]
+done
 
 llama=$root/build/llama/bin/python
 if [ -x "$llama" ]; then
