@@ -204,7 +204,7 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
     const int every = arch->windows_from_layers && gguf_full_every_(cfg) == 0 ? 0 : arch->unrotated_every;
     for (int l = 0; l < cfg.L; l++) {
         const int rests = every > 0 && (l + 1) % every == 0;
-        if (model_layer_bit(cfg.unrotated, l) != rests) {
+        if (layer_is_in(cfg.unrotated, l) != rests) {
             return error_set(error, "--export-gguf", "in llama.cpp layer %d of %s %s; --out DIR works", l,
                              arch->name, rests ? "has no rotary positions" : "has rotary positions");
         }
@@ -572,15 +572,15 @@ static void gguf_put_experts_(GgufWriter* w, ModelConfig cfg) {
     const RouterKind router = model_architecture(cfg.arch)->router;
     gguf_own_u32_(w, "expert_count", cfg.E);
     gguf_own_u32_(w, "expert_used_count", cfg.E_used);
-    gguf_own_u32_(w, "expert_feed_forward_length", model_hidden(cfg));
+    gguf_own_u32_(w, "expert_feed_forward_length", model_expert_hidden(cfg));
     gguf_own_u32_(w, "expert_gating_func", router == ROUTER_SIGMOID ? 2 : 1);
     gguf_own_bool_(w, "expert_weights_norm", router != ROUTER_SOFTMAX);
     if (router == ROUTER_SIGMOID) {
         gguf_own_float_(w, "expert_weights_scale", model_router_factor(cfg));
     }
     if (cfg.Fs > 0) {
-        gguf_own_u32_(w, "expert_shared_count", cfg.Fs / model_hidden(cfg));
-        gguf_own_u32_(w, "leading_dense_block_count", 0);
+        gguf_own_u32_(w, "expert_shared_count", cfg.Fs / model_expert_hidden(cfg));
+        gguf_own_u32_(w, "leading_dense_block_count", cfg.dense_layers);
     }
 }
 
@@ -735,7 +735,8 @@ static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const TensorRow* row = &rows[t->row];
         const GgufShape_ shape = gguf_shape_(t, row, w->cfg);
-        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); l++) {
+        for (int n = 0; n < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); n++) {
+            const int l = tensor_layer(row, n);
             gguf_put_info_(w, file_tensor_name(t->gguf_name, l, 0).text, shape, gguf_type_(row, w->dtype),
                            offset);
             offset += gguf_tensor_bytes_(shape, gguf_type_(row, w->dtype));
@@ -857,7 +858,8 @@ void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
         const TensorRow* row = &rows[t->row];
         const size_t bytes = gguf_tensor_bytes_(gguf_shape_(t, row, w->cfg), gguf_type_(row, w->dtype));
         assert(row->element_bytes == sizeof(float));
-        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); l++, begin += bytes) {
+        for (int n = 0; n < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); n++, begin += bytes) {
+            const int l = tensor_layer(row, n);
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);

@@ -133,10 +133,10 @@ void hf_model_close(HfModel* model);
 typedef struct {
     const FileTensor* tensor; // NULL: before the first
     const TensorRow* row;
-    int l, expert;
+    int n, l, expert; // layer l is number n of those that have the tensor
 } HfTensor_;
 
-static HfTensor_ hf_before_first_(void) { return (HfTensor_){NULL, NULL, 0, 0}; }
+static HfTensor_ hf_before_first_(void) { return (HfTensor_){NULL, NULL, 0, 0, 0}; }
 
 // Moves to the next tensor that files of an architecture have, in their order; returns 0 after the
 // last.
@@ -146,15 +146,17 @@ static int hf_next_(HfTensor_* at, const TensorRow* rows, Arch arch) {
         return 1;
     }
     at->expert = 0;
-    if (at->tensor && ++at->l < file_tensor_layers(at->tensor, at->tensor->hf_name, rows, arch)) {
+    if (at->tensor && ++at->n < file_tensor_layers(at->tensor, at->tensor->hf_name, rows, arch)) {
+        at->l = tensor_layer(at->row, at->n);
         return 1;
     }
-    at->l = 0;
+    at->n = 0;
     at->tensor = at->tensor ? at->tensor + 1 : file_tensors();
     while (at->tensor < end && file_tensor_layers(at->tensor, at->tensor->hf_name, rows, arch) == 0) {
         at->tensor++;
     }
-    at->row = at->tensor < end ? &rows[at->tensor->row] : NULL;
+    at->row = at->tensor < end ? file_tensor_row(at->tensor, rows, arch) : NULL;
+    at->l = at->row ? tensor_layer(at->row, 0) : 0;
     return at->tensor < end;
 }
 
@@ -249,9 +251,11 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, Model
 static double hf_group_bytes_(const TensorRow* rows, ModelConfig cfg, int g) {
     double bytes = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].uses; l++) {
+        for (int n = 0; n < rows[i].uses; n++) {
             const double elements = (double)(model_rows_in_files(&rows[i], cfg) * rows[i].cols);
-            bytes += tensor_group(&rows[i], l) == g ? elements * (double)rows[i].element_bytes : 0;
+            bytes += tensor_group(&rows[i], tensor_layer(&rows[i], n)) == g
+                         ? elements * (double)rows[i].element_bytes
+                         : 0;
         }
     }
     return bytes;
@@ -684,7 +688,8 @@ void hf_model_open(HfModel* model, const char* directory, HfWeights which, Model
 
 // Checks that the other layers of group g have the same bits as the lowest one.
 static void hf_check_equal_(const HfModel* model, HfTensor_ t, int g, const SafeTensorsView* lowest) {
-    for (t.l++; t.l < t.row->uses; t.l++) {
+    for (t.n++; t.n < t.row->uses; t.n++) {
+        t.l = tensor_layer(t.row, t.n);
         if (tensor_group(t.row, t.l) == g) {
             const SafeTensorsView view = hf_find_(model, &t);
             CHECK(view.dtype == lowest->dtype && memcmp(view.data, lowest->data, lowest->bytes) == 0,

@@ -90,10 +90,10 @@ TEST(experts) {
     static const char* const cases[][2] = {
         {"", "routerb "},
         {"router", "routerw routerb "},
-        {"experts", "routerb fcw fcprojw sfcw sfcprojw "},
-        {"mlp", "routerw routerb fcw fcprojw sfcw sfcprojw "},
+        {"experts", "routerb efcw efcprojw sfcw sfcprojw "},
+        {"mlp", "routerw routerb efcw efcprojw sfcw sfcprojw "},
         {"mlp.shared_experts", "routerb sfcw sfcprojw "},
-        {"mlp.experts", "routerb fcw fcprojw "},
+        {"mlp.experts", "routerb efcw efcprojw "},
     };
     char error[ERROR_BYTES] = "";
     Freeze freeze;
@@ -102,7 +102,7 @@ TEST(experts) {
                frozen_of(glm, cases[i][0], 1));
     }
     EXPECT(freeze_of(glm, "").first_block == 0, "the backward pass reaches all blocks");
-    EXPECT(!freeze_parse(&freeze, glm, "mlp.experts.2", error) && strstr(error, "only a part of fcw"), "%s",
+    EXPECT(!freeze_parse(&freeze, glm, "mlp.experts.2", error) && strstr(error, "only a part of efcw"), "%s",
            error);
     EXPECT(!freeze_parse(&freeze, CFG, "router", error) && strstr(error, "'router'; wanted wte"), "%s",
            error);

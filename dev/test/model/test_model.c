@@ -234,9 +234,10 @@ static int is_word_of(const char* list, const char* word) {
 static const char* absent_rows(const TensorRow* rows, int count, int has_experts, int has_after) {
     static const char of_after[] =
         " ln1postw ln2postw ln1post_in ln1post_rstd ln2post_in ln2post_rstd dbranch ";
-    static const char of_experts[] = " routerw routerb sfcw sfcprojw router_logits chosen expert_rows "
-                                     "expert_order expert_first expert_scale sfch sfch_act expert_in "
-                                     "expert_out dexpert_scale drouter_logits ";
+    static const char of_experts[] =
+        " routerw routerb efcw efcprojw efch efch_act sfcw sfcprojw router_logits chosen expert_rows "
+        "expert_order expert_first expert_scale sfch sfch_act expert_in "
+        "expert_out dexpert_scale drouter_logits ";
     static const char of_ranks[] = " gathered parts arrived word_rows all_logits expert_counts arrived_in "
                                    "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
     static char names[256];
@@ -278,14 +279,14 @@ TEST(architectures) {
          "ln1_mean qk_raw ln2_mean lnf_mean kv ", 36 * (50 + 30 + 2 * 50), 157 * 36},
         // 4 experts with a row of the router each; a shared one with 20 hidden units
         {ARCH_MIXTRAL,
-         "wpe ln1b qkvb qnormw knormw attprojb ln2b routerb fcb fcprojb sfcw sfcprojw lnfb head ",
-         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
+         "wpe ln1b qkvb qnormw knormw attprojb ln2b fcw fcb fcprojw fcprojb routerb sfcw sfcprojw lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean fch fch_act sfch sfch_act lnf_mean kv ",
          2 * 36 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
-        {ARCH_OLMOE, "wpe ln1b qkvb attprojb ln2b routerb fcb fcprojb sfcw sfcprojw lnfb head ",
-         "encoded_rstd ln1_mean qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
+        {ARCH_OLMOE, "wpe ln1b qkvb attprojb ln2b fcw fcb fcprojw fcprojb routerb sfcw sfcprojw lnfb head ",
+         "encoded_rstd ln1_mean qk_rstd ln2_mean fch fch_act sfch sfch_act lnf_mean kv ",
          30 + 10 + 2 * 36 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
-        {ARCH_GLM4MOE, "wpe ln1b attprojb ln2b fcb fcprojb lnfb head ",
-         "encoded_rstd ln1_mean qk_rstd ln2_mean lnf_mean kv ",
+        {ARCH_GLM4MOE, "wpe ln1b attprojb ln2b fcw fcb fcprojw fcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_rstd ln2_mean fch fch_act lnf_mean kv ",
          50 + 20 + 2 * 36 + 4 + 36 * (50 + 30 + 4 + 4 * 3 * 50 + 3 * 20), 36},
         // two norms a block, after its branches, and those of all queries and keys; four norms
         {ARCH_OLMO2, "wpe ln1w ln1b qkvb attprojb ln2w ln2b fcb fcprojb lnfb head ",
@@ -401,8 +402,8 @@ TEST(expert_rows) {
     model_activation_rows(rows, cfg, B, T, RECOMPUTE_BLOCK, cfg.L, 0, B * T);
     for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
         const char* name = rows[i].name;
-        const int is_row = is_word_of(" expert_order expert_scale fch fch_act expert_in expert_out "
-                                      "dexpert_scale dfch ",
+        const int is_row = is_word_of(" expert_order expert_scale efch efch_act expert_in expert_out "
+                                      "dexpert_scale ",
                                       name),
                   is_kept = is_word_of(" router_logits chosen expert_rows expert_order expert_first "
                                        "expert_scale ",
