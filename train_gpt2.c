@@ -162,7 +162,9 @@ static void open_activations(Model* model, const Settled* s) {
 static RecomputeLevel recompute_level(const Settled* s) {
     const Options* o = &s->options;
     const size_t N = settled_pass_tokens(s);
-    const int drops_gelu = o->memory.matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(s->part));
+    const int drops_gelu =
+        o->memory.matmul == MATMUL_BF16 && (mlp_bf16_fits(N, (size_t)model_hidden(s->part)) ||
+                                            mlp_bf16_fits(N, (size_t)model_expert_hidden(s->part)));
     return o->memory.recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_ACTIVATION
                                                                : (RecomputeLevel)o->memory.recompute;
 }
@@ -407,7 +409,7 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     const BranchGradients d1 = branch_gradients_of_attention(&d, &a, own),
                           d2 = branch_gradients_of_mlp(&d, &a, own);
     block_recompute(&b, model->recompute);
-    zero_clear_frozen_cpu(&model->zero, l);
+    zero_clear_unset_cpu(&model->zero, l);
     mlp_backward_cpu(&b.mlp, &dmlp, branch_leave_backward_cpu(&b.branch2, &d2, a.dresidual), b.branch2.in);
     branch_enter_backward_cpu(a.dresidual, &b.branch2, &d2, a.branch);
     self_attention_backward_cpu(&b.attention, &dattention,

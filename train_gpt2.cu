@@ -442,7 +442,7 @@ static size_t stream_bytes(Model* model, const Pass* pass) {
 static LayerPassGpu layer_at(Model* model, int l, const Pass* pass) {
     const ModelParameters p = model->layers[l];
     const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
-    LayerWeights w = linear_weights(model->cfg, &p);
+    LayerWeights w = linear_weights(model->cfg, &p, l);
     linear_bind_codes(&w, &model->linear, model_copy(model->cfg, l));
     return LayerPassGpu{model->cfg, l, pass, p, a, w, tensor_of(model, pass), &model->linear};
 }
@@ -646,7 +646,7 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
                              a.dbranch,
                              &model->norm_scratch};
     block_recompute(&b, model->recompute);
-    zero_clear_frozen(&model->zero, l);
+    zero_clear_unset(&model->zero, l);
     mlp_backward(&b.mlp, &dmlp, branch_leave_backward(&b.branch2, &d2, a.dresidual), b.branch2.in);
     branch_enter_backward(a.dresidual, &b.branch2, &d2, a.branch);
     self_attention_backward(&b.attention, &dattention, branch_leave_backward(&b.branch1, &d1, a.dresidual),

@@ -19,11 +19,11 @@ typedef struct {
 
 // Sizes of a model, and the numbers in its formulas.
 typedef struct {
-    size_t B, T, N, C, NH, KV, HS, Q, QKV, F, V, Vp;
+    size_t B, T, N, C, NH, KV, HS, Q, QKV, F, Fe, V, Vp;
     size_t G;             // columns before the activation for each one after it: 2 with gates
     size_t E, Fs;         // experts, or 0; hidden units of the shared expert
     size_t before, after; // 1 if branches have a norm there
-    size_t A;             // columns of the hidden layers after the activation: F, of each expert
+    size_t A;             // most columns of a layer's hidden layers: F, or Fe of each expert
     const Architecture* kinds;
 } RefSizes;
 
@@ -37,7 +37,8 @@ static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
     s.F = F, s.V = (size_t)cfg.V, s.Vp = (size_t)cfg.Vp;
     s.G = (size_t)activation_gates(kinds->activation);
     s.E = (size_t)cfg.E, s.Fs = (size_t)cfg.Fs;
-    s.A = (size_t)model_mlps(cfg) * F;
+    s.Fe = (size_t)model_expert_hidden(cfg);
+    s.A = s.E * s.Fe > F ? s.E * s.Fe : F;
     s.before = (size_t)model_has_norms_before(cfg), s.after = (size_t)model_has_norms_after(cfg);
     s.kinds = kinds;
     return s;
@@ -115,7 +116,9 @@ static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int
     const TensorRow* row = m->rows;
 // for each row of the table: p.wte = its address, then the next row
 #define REF_TENSOR_(name, ...)                                                                               \
-    p.name = row->layers > 0 ? (Real*)tensor_at_layer(row, memory, l) : NULL;                                \
+    p.name = row->layers > 0 && tensor_has_layer(row, l)                                                     \
+                 ? (Real*)tensor_at_layer(row, memory, tensor_copy(row, l))                                  \
+                 : NULL;                                                                                     \
     row++;
     MODEL_PARAMETERS(REF_TENSOR_)
 #undef REF_TENSOR_
@@ -162,7 +165,7 @@ static inline void ref_open_frequencies_(RefModel* m) {
 // Returns the rotary positions of layer l.
 static inline RefRope ref_rope_of_(const RefModel* m, int l) {
     const int is_window = model_window(m->cfg, l) > 0 && m->cfg.window_rope_base > 0,
-              rests = m->cfg.unrotated[l / 8] >> l % 8 & 1;
+              rests = layer_is_in(m->cfg.unrotated, l);
     const RopeScaling scaling = ref_rope_settings_(m, is_window).scaling;
     return (RefRope){rests ? NULL : m->frequency[is_window], scaling.attention > 0 ? scaling.attention : 1};
 }
@@ -225,14 +228,25 @@ static inline size_t ref_model_tokens_(const RefModel* m) {
     return tokens;
 }
 
+// Sizes of the MLP of a layer, or of its experts.
+typedef struct {
+    size_t E, F, A, Fs; // experts, or 0; hidden units, of each of them, of all; of the shared expert
+} RefMlp;
+
+static inline RefMlp ref_mlp_(RefSizes s, const RefParameters* p) {
+    return p->efcw ? (RefMlp){s.E, s.Fe, s.E * s.Fe, s.Fs} : (RefMlp){0, s.F, s.F, 0};
+}
+
 // Computes the MLP of a block, or its experts: fcproj from ln2.
 static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
     const RefSizes s = m->sizes;
-    const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
+    const RefMlp mlp = ref_mlp_(s, p);
+    const size_t N = s.N, C = s.C, F = mlp.F, A = mlp.A, E = mlp.E, Fs = mlp.Fs;
     const ActivationKind kind = s.kinds->activation;
     const RefRouter router = ref_router_of_(m, p, NULL);
-    ref_linear_forward(a->fch, a->ln2, p->fcw, p->fcb, (RefLinear){N, C, s.G * s.A});
-    ref_activation_forward(a->fch_act, a->fch, N * s.A / F, F, kind);
+    ref_linear_forward(a->fch, a->ln2, E ? p->efcw : p->fcw, E ? p->efcb : p->fcb,
+                       (RefLinear){N, C, s.G * A});
+    ref_activation_forward(a->fch_act, a->fch, N * A / F, F, kind);
     if (E == 0) {
         ref_linear_forward(a->fcproj, a->fch_act, p->fcprojw, p->fcprojb, (RefLinear){N, F, C});
         return;
@@ -240,7 +254,7 @@ static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, c
     ref_linear_forward(a->router_logits, a->ln2, p->routerw, p->routerwb, (RefLinear){N, C, E});
     ref_router_forward(a->expert_weights, a->router_logits, &router);
     ref_experts_forward(Fs ? a->routed : a->fcproj,
-                        (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, p->fcprojb, N, E, F, C});
+                        (RefExperts){a->fch_act, a->expert_weights, p->efcprojw, p->efcprojb, N, E, F, C});
     if (Fs) { // the shared expert
         ref_linear_forward(a->sfch, a->ln2, p->sfcw, NULL, (RefLinear){N, C, s.G * Fs});
         ref_activation_forward(a->sfch_act, a->sfch, N, Fs, kind);
@@ -253,7 +267,8 @@ static inline void ref_mlp_forward_(const RefModel* m, const RefParameters* p, c
 static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, const RefParameters* dp,
                                      const RefActivations* a, const RefActivations* da, const int* starts) {
     const RefSizes s = m->sizes;
-    const size_t N = s.N, C = s.C, F = s.F, E = s.E, Fs = s.Fs;
+    const RefMlp mlp = ref_mlp_(s, p);
+    const size_t N = s.N, C = s.C, F = mlp.F, A = mlp.A, E = mlp.E, Fs = mlp.Fs;
     const ActivationKind kind = s.kinds->activation;
     const RefRouter router = ref_router_of_(m, p, starts);
     if (Fs) {
@@ -264,9 +279,9 @@ static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, 
         ref_linear_backward(da->ln2, dp->sfcw, NULL, da->sfch, a->ln2, p->sfcw, (RefLinear){N, C, s.G * Fs});
     }
     if (E) {
-        ref_experts_backward(da->fch_act, da->expert_weights, dp->fcprojw, dp->fcprojb,
-                             Fs ? da->routed : da->fcproj,
-                             (RefExperts){a->fch_act, a->expert_weights, p->fcprojw, p->fcprojb, N, E, F, C});
+        ref_experts_backward(
+            da->fch_act, da->expert_weights, dp->efcprojw, dp->efcprojb, Fs ? da->routed : da->fcproj,
+            (RefExperts){a->fch_act, a->expert_weights, p->efcprojw, p->efcprojb, N, E, F, C});
         ref_router_backward(da->router_logits, da->expert_weights, a->router_logits, a->expert_weights,
                             (Real)1 / ref_model_tokens_(m), &router);
         ref_linear_backward(da->ln2, dp->routerw, dp->routerwb, da->router_logits, a->ln2, p->routerw,
@@ -275,8 +290,9 @@ static inline void ref_mlp_backward_(const RefModel* m, const RefParameters* p, 
         ref_linear_backward(da->fch_act, dp->fcprojw, dp->fcprojb, da->fcproj, a->fch_act, p->fcprojw,
                             (RefLinear){N, F, C});
     }
-    ref_activation_backward(da->fch, da->fch_act, a->fch, N * s.A / F, F, kind);
-    ref_linear_backward(da->ln2, dp->fcw, dp->fcb, da->fch, a->ln2, p->fcw, (RefLinear){N, C, s.G * s.A});
+    ref_activation_backward(da->fch, da->fch_act, a->fch, N * A / F, F, kind);
+    ref_linear_backward(da->ln2, E ? dp->efcw : dp->fcw, E ? dp->efcb : dp->fcb, da->fch, a->ln2,
+                        E ? p->efcw : p->fcw, (RefLinear){N, C, s.G * A});
 }
 
 // Return the heads of layer l, and the norms of its queries and keys.

@@ -72,13 +72,12 @@ static void load_shards_(const ModelFiles* m, FirstWeights* weights, const Tenso
                          float* group) {
     const Map* map = m->map;
     const MapBuckets buckets = map_buckets(map, g == 0 ? -1 : model_group_layer(map->cfg, g));
-    size_t begin = 0;
     for (int b = buckets.first; b < buckets.end; b++) {
         const MapSpan owned = map->buckets[b].in[MAP_OWNED];
+        const size_t begin = map->buckets[b].begin + owned.from;
         if (owned.count > 0) {
-            weights_read_part(weights, rows, g, begin + owned.from, begin + owned.from + owned.count, group);
+            weights_read_part(weights, rows, g, begin, begin + owned.count, group);
         }
-        begin += map->buckets[b].elements;
     }
 }
 

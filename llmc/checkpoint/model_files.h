@@ -168,7 +168,7 @@ int model_files_have(ModelConfig whole, ModelPart which, int g) {
 }
 
 // Returns the layout of a model whose groups are cut into `shards`.
-static WholeGroups groups_of_(ModelConfig cfg, size_t element_bytes, int shards, unsigned frozen) {
+static WholeGroups groups_of_(ModelConfig cfg, size_t element_bytes, int shards, TensorSet frozen) {
     WholeGroups w;
     const size_t all = model_sharded_rows_of(w.rows, cfg, element_bytes, shards, frozen);
     w.once = tensor_group_offset_bytes(w.rows, 1);
@@ -192,24 +192,21 @@ size_t part_groups_largest(const MapOf* of, int rank) {
 
 // ---- groups of the part ----
 
-// Returns where a bucket starts in its group.
-static size_t part_bucket_begin_(const Map* m, int g, int bucket) {
-    size_t begin = 0;
-    for (int b = map_group(m, g).first; b < bucket; b++) {
-        begin += m->buckets[b].elements;
+// Returns the bytes of the largest group from `first` to `end`.
+static size_t part_groups_bytes_(const PartGroups* p, int first, int end) {
+    size_t most = 0;
+    for (int g = first; g < end; g++) {
+        const size_t elements = map_group_elements(p->files->map, g);
+        most = elements > most ? elements : most;
     }
-    return begin;
-}
-
-static size_t part_group_bytes_(const PartGroups* p, int g) {
-    return array_bytes(map_group_elements(p->files->map, g), p->element_bytes);
+    return array_bytes(most, p->element_bytes);
 }
 
 static int part_is_plain_(const PartGroups* p) { return map_is_plain(&p->files->map->of); }
 
-static void* part_groups_room_(const PartGroups* p, int g) {
-    void* room = check_alloc(part_group_bytes_(p, g), 1, "a group of parameters");
-    return memset(room, 0, part_group_bytes_(p, g)); // including the gaps between tensors
+static void* part_groups_room_(const PartGroups* p, int first, int end) {
+    void* room = check_alloc(part_groups_bytes_(p, first, end), 1, "a group of parameters");
+    return memset(room, 0, part_groups_bytes_(p, first, end)); // including the gaps between tensors
 }
 
 static void part_groups_open_(PartGroups* p, const ModelFiles* files, size_t element_bytes) {
@@ -220,8 +217,8 @@ static void part_groups_open_(PartGroups* p, const ModelFiles* files, size_t ele
     p->element_bytes = element_bytes;
     p->whole = whole_groups(&p->of, element_bytes);
     if (!part_is_plain_(p) && !files->in_place) {
-        p->once = part_groups_room_(p, 0);
-        p->block = part_groups_room_(p, 1);
+        p->once = part_groups_room_(p, 0, 1);
+        p->block = part_groups_room_(p, 1, model_groups(p->files->map->cfg));
     }
 }
 
@@ -267,7 +264,7 @@ static int part_groups_take_(PartGroups* p, int g, int whole_g, void* whole) {
     int any = 0;
     for (int b = buckets.first; b < buckets.end; b++) {
         const Bucket* bucket = &m->buckets[b];
-        void* at = (char*)memory + part_bucket_begin_(m, g, b) * p->element_bytes;
+        void* at = (char*)memory + bucket->begin * p->element_bytes;
         for (const Shard* s = m->shards + bucket->first; s < m->shards + bucket->first + bucket->count; s++) {
             if (part_whole_group_(p, s, m->cfg.part.first_layer) == whole_g) {
                 part_copy_(p, PART_FROM_WHOLE_, s, at, whole);
@@ -305,7 +302,7 @@ static void model_gather_average_(const ModelFiles* m, int g, float* room) {
     for (const Shard* s = m->map->shards; s < m->map->shards + m->map->num_shards; s++) {
         if (buckets.first <= s->bucket && s->bucket < buckets.end && s->slot[STATE_AVERAGE] != MAP_NONE) {
             m->access.get_state(m->model, STATE_AVERAGE, s->slot[STATE_AVERAGE] * sizeof(float),
-                                room + part_bucket_begin_(m->map, g, s->bucket) + s->offset,
+                                room + m->map->buckets[s->bucket].begin + s->offset,
                                 s->piece.count * sizeof(float));
         }
     }
@@ -327,7 +324,7 @@ static void* model_get_average_(const ModelFiles* m, int g, void* group) {
     for (const Shard* s = map->shards; s < map->shards + map->num_shards && group; s++) {
         if (buckets.first <= s->bucket && s->bucket < buckets.end &&
             map->buckets[s->bucket].kind == MAP_TRAINED && map->of.slots[s->tensor] >> STATE_AVERAGE & 1) {
-            const size_t at = part_bucket_begin_(map, g, s->bucket) + s->offset;
+            const size_t at = map->buckets[s->bucket].begin + s->offset;
             memcpy((float*)group + at, room + at, s->piece.count * sizeof(float));
         }
     }
@@ -405,7 +402,7 @@ static void part_move_bucket_(PartMove_* move, const Bucket* b) {
         const Map* m = p->files->map;
         const int g = b->layer < 0 ? 0 : 1 + model_copy(m->cfg, b->layer);
         const char* group = part_gathered_(move, g);
-        data = here == peer ? group + part_bucket_begin_(m, g, move->bucket) * p->element_bytes : NULL;
+        data = here == peer ? group + b->begin * p->element_bytes : NULL;
     }
     if (peer != relay && (here == peer || here == relay)) {
         data = part_exchange_(p, part_sharers_(of), part_sharer_(of, here == peer ? move->relay : move->peer),

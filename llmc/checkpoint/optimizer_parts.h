@@ -632,7 +632,7 @@ static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, 
 }
 
 // Returns the rows of the parameters that the saved run had frozen in all blocks.
-static unsigned checkpoint_frozen_rows_(const SavedState* s, ModelConfig cfg) {
+static TensorSet checkpoint_frozen_rows_(const SavedState* s, ModelConfig cfg) {
     return freeze_of(cfg, state_option(s, "freeze")).rows;
 }
 

@@ -198,8 +198,7 @@ static inline void transfer_upload_group(const Transfer* t, int g, const float* 
         return;
     }
     for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
-        transfer_upload_bucket_(t, &m->buckets[i], group);
-        group += m->buckets[i].elements;
+        transfer_upload_bucket_(t, &m->buckets[i], group + m->buckets[i].begin);
     }
 }
 
@@ -277,8 +276,7 @@ static inline void transfer_download_group(const Transfer* t, int g, void* group
     // Redundant so far: before a save, replicas are compared, which waits for the parameters, too.
     zero_wait_for_parameters(t->zero);
     for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
-        download(t, &m->buckets[i], group);
-        group = group ? (char*)group + m->buckets[i].elements * bytes : NULL;
+        download(t, &m->buckets[i], group ? (char*)group + m->buckets[i].begin * bytes : NULL);
     }
 }
 

@@ -236,7 +236,7 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
     memset(&r, 0, sizeof(r));
     r.activation = model_activation(cfg);
     r.C = cfg.C;
-    r.F = model_hidden(cfg);
+    r.F = model_most_hidden(cfg);
     r.NH = cfg.NH;
     r.HS = model_head_size(cfg);
     r.T = o->batch.seq_len;

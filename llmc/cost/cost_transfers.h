@@ -107,7 +107,7 @@ static inline CostCalls_ cost_context_calls_(const CostTransfers* x, CostPass pa
 
 // Returns the calls of the expert group in a pass, if routers choose all experts equally often.
 static inline CostCalls_ cost_expert_calls_(const CostTransfers* x, CostPass pass) {
-    const double L = x->cfg.L, rows = x->N * x->cfg.E_used;
+    const double L = model_layers_of(x->cfg, LAYERS_EXPERTS), rows = x->N * x->cfg.E_used;
     const CostCalls_ calls = {0, L * (pass == COST_FORWARD ? 2 : 3), rows * x->cfg.C * x->size};
     return calls;
 }

@@ -440,7 +440,8 @@ static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     }
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const SafeTensorsView view = gguf_view_(w, t, &rows[t->row]);
-        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); l++) {
+        for (int n = 0; n < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); n++) {
+            const int l = tensor_layer(&rows[t->row], n);
             gguf_put_info_(w, file_tensor_name(t->gguf_name, l, 0).text, &view);
         }
     }
@@ -549,8 +550,9 @@ void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
         const TensorRow* row = &rows[t->row];
         const SafeTensorsView view = gguf_view_(w, t, row);
         assert(row->element_bytes == sizeof(float));
-        for (int l = 0; l < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch);
-             l++, begin += gguf_room_(&view)) {
+        for (int n = 0; n < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch);
+             n++, begin += gguf_room_(&view)) {
+            const int l = tensor_layer(row, n);
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);

@@ -134,9 +134,9 @@ static int gguf_check_layers_(ModelConfig cfg, char* error) {
     ModelConfig own = cfg;
     gguf_set_layers(&own);
     for (int l = 0; l < cfg.L; l++) {
-        const int slides = model_layer_bit(own.windows, l), rests = model_layer_bit(own.unrotated, l);
-        const char* other = model_layer_bit(cfg.windows, l) != slides ? (slides ? "a window" : "no window")
-                            : model_layer_bit(cfg.unrotated, l) != rests
+        const int slides = layer_is_in(own.windows, l), rests = layer_is_in(own.unrotated, l);
+        const char* other = layer_is_in(cfg.windows, l) != slides ? (slides ? "a window" : "no window")
+                            : layer_is_in(cfg.unrotated, l) != rests
                                 ? (rests ? "no rotary positions" : "rotary positions")
                                 : NULL;
         if (other) {

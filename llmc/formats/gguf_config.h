@@ -212,7 +212,9 @@ static void gguf_set_sizes_(const GgufConfig_* c, ModelConfig* cfg) {
     cfg->arch = c->arch;
     cfg->V = (int)words->shape[0];
     cfg->Vp = model_padded_vocab(cfg->V);
-    cfg->F = c->arch == ARCH_GPT2 ? 0 : v->expert_hidden > 0 ? v->expert_hidden : cfg->F;
+    cfg->dense_layers = v->dense_layers;
+    cfg->Fe = cfg->dense_layers > 0 ? v->expert_hidden : 0;
+    cfg->F = c->arch == ARCH_GPT2 ? 0 : cfg->Fe == 0 && v->expert_hidden > 0 ? v->expert_hidden : cfg->F;
     CHECK(c->arch == ARCH_GPT2 || cfg->F > 0, "%s: no hidden units", c->f->path);
     if (c->arch != ARCH_GPT2) {
         cfg->has_head = safetensors_find(c->tensors, "output.weight") != NULL;
@@ -220,7 +222,8 @@ static void gguf_set_sizes_(const GgufConfig_* c, ModelConfig* cfg) {
         cfg->HS = cfg->HS > 0 || cfg->NH == 0 ? cfg->HS : cfg->C / cfg->NH;
         cfg->rope_dims = cfg->rope_dims == cfg->HS ? 0 : cfg->rope_dims;
         cfg->rope_base = model_rope_base(*cfg);
-        cfg->Fs = v->shared_experts < 1024 && cfg->F <= 1 << 20 ? v->shared_experts * cfg->F : -1;
+        const int Fe = model_expert_hidden(*cfg);
+        cfg->Fs = v->shared_experts < 1024 && Fe <= 1 << 20 ? v->shared_experts * Fe : -1;
     }
 }
 
@@ -263,7 +266,8 @@ static void gguf_check_values_(const GgufConfig_* c, ModelConfig cfg) {
         const double found = gguf_value(&c->found, key), wanted = gguf_value(&own, key);
         const size_t m = key->member;
         const int is_free =
-            m == GGUF_MEMBER(cfg.max_T) || (m == GGUF_MEMBER(cfg.F) && c->found.expert_hidden > 0) ||
+            m == GGUF_MEMBER(cfg.max_T) ||
+            (m == GGUF_MEMBER(cfg.F) && c->found.expert_hidden > 0 && cfg.dense_layers == 0) ||
             (m == GGUF_MEMBER(cfg.window_rope_base) && found == (double)model_rope_base(cfg)) ||
             (m == GGUF_MEMBER(cfg.router_factor) && found == 1);
         CHECK(!c->has[i] || is_free || fabs(found - wanted) <= 1e-6 * fabs(wanted),

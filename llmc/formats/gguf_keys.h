@@ -138,11 +138,12 @@ static inline void gguf_set_rope_(GgufValues* v, ModelConfig cfg) {
 static inline void gguf_set_experts_(GgufValues* v, ModelConfig cfg) {
     const RouterKind router = model_architecture(cfg.arch)->router;
     v->cfg.E = cfg.E, v->cfg.E_used = cfg.E_used;
-    v->expert_hidden = model_hidden(cfg);
+    v->expert_hidden = model_expert_hidden(cfg);
+    v->dense_layers = cfg.dense_layers;
     v->gating = router == ROUTER_SIGMOID ? 2 : 1;
     v->gates_normed = router != ROUTER_SOFTMAX;
     v->cfg.router_factor = router == ROUTER_SIGMOID ? model_router_factor(cfg) : 0;
-    v->shared_experts = cfg.Fs / model_hidden(cfg);
+    v->shared_experts = cfg.Fs / model_expert_hidden(cfg);
 }
 
 // Returns the values of a model's file.

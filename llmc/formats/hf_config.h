@@ -146,7 +146,8 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "head_dim", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.HS)},
     {FAMILY_ROPE, "hidden_size", HF_SIZE_, HF_MEMBER_(cfg.C)},
     {FAMILY_ROPE & ~FAMILY_OWN_HIDDEN, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
-    {FAMILY_MOE_HIDDEN, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_GLM, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_MOE_HIDDEN, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.Fe)},
     {FAMILY_GRANITE4, "shared_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
     {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
     {FAMILY_ROPE, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
@@ -191,7 +192,7 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_OLMOE, "norm_topk_prob", HF_FALSE_, 0},
     {FAMILY_GLM, "attention_bias", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "use_qk_norm", HF_MUST_BE_TRUE_, 0},
-    {FAMILY_GLM, "first_k_dense_replace", HF_MUST_BE_NONE_, 0},
+    {FAMILY_GLM, "first_k_dense_replace", HF_SIZE_, HF_MEMBER_(cfg.dense_layers)},
     {FAMILY_GLM, "n_group", HF_UNUSED_, 0},
     {FAMILY_GLM, "topk_group", HF_UNUSED_, 0},
     {FAMILY_EXPERTS, "scoring_func", HF_SCORING_, 0},
@@ -444,9 +445,15 @@ static int hf_config_check_given_(const HfConfig_* config, const char* path, cha
     return 1;
 }
 
-// Decides the size of the shared expert.
-static int hf_config_shared_(HfConfig_* config, const char* path, char* error) {
+// Decides the sizes of the experts: F is theirs if all layers have them.
+static int hf_config_experts_(HfConfig_* config, const char* path, char* error) {
     ModelConfig* cfg = &config->cfg;
+    if (FAMILY_MOE_HIDDEN >> cfg->arch & 1 && cfg->Fe == 0) {
+        return error_set(error, path, "no moe_intermediate_size");
+    }
+    if (cfg->dense_layers == 0 && cfg->Fe > 0) {
+        cfg->F = cfg->Fe, cfg->Fe = 0;
+    }
     if (cfg->arch != ARCH_GLM4MOE) {
         return 1;
     }
@@ -454,7 +461,7 @@ static int hf_config_shared_(HfConfig_* config, const char* path, char* error) {
         return error_set(error, path, "n_shared_experts is %d, wanted 1 to %d", config->shared_experts,
                          ROUTER_MAX_EXPERTS);
     }
-    const double hidden = (double)config->shared_experts * cfg->F;
+    const double hidden = (double)config->shared_experts * model_expert_hidden(*cfg);
     cfg->Fs = hidden < INT_MAX ? (int)hidden : INT_MAX;
     return 1;
 }
@@ -495,7 +502,7 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
 // Returns 1 if a layer has a window though no key says so: the last ones, those that do not turn,
 // or all but every n-th one.
 static int hf_slides_by_default_(const HfConfig_* config, int l) {
-    return config->family->unrotated_every > 0 ? model_layer_bit(config->cfg.unrotated, l)
+    return config->family->unrotated_every > 0 ? layer_is_in(config->cfg.unrotated, l)
            : config->full_every > 0            ? (l + 1) % config->full_every != 0
                                                : l >= config->full_layers;
 }
@@ -699,6 +706,7 @@ static void hf_config_default_(HfConfig_* config) {
     config->full_every = family->full_every;
     config->never_turns = FAMILY_GRANITE4 >> config->cfg.arch & 1;
     config->shared_experts = 1;
+    config->cfg.dense_layers = family->dense_layers;
     config->turned = family->turned;
 }
 
@@ -743,13 +751,16 @@ static int hf_config_parse_as_(JsonReader* text, HfConfig_* config) {
     cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
     cfg->has_head = !config->is_tied;
     cfg->attention_scale = config->query_scalar > 0 ? 1 / sqrtf(config->query_scalar) : cfg->attention_scale;
+    if (!hf_config_experts_(config, text->path, text->error)) {
+        return 0;
+    }
     if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
-        return error_set(text->error, text->path, "no %s", config->family->hidden);
+        return error_set(text->error, text->path, "no %s",
+                         cfg->dense_layers > 0 ? "intermediate_size" : config->family->hidden);
     }
     if ((cfg->arch == ARCH_GPT2 && !hf_check_gpt2_(config, text->path, text->error)) ||
         !hf_config_check_given_(config, text->path, text->error) ||
         !hf_config_rope_(config, text->path, text->error) ||
-        !hf_config_shared_(config, text->path, text->error) ||
         !model_check_config(*cfg, text->path, text->error) ||
         !hf_config_turned_(config, text->path, text->error) ||
         !hf_config_rotated_(config, text->path, text->error) ||

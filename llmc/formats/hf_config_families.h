@@ -23,7 +23,7 @@ typedef struct {
     float softcap;
     int is_tied; // the classifier is the token embedding
     float rope_base;
-    int E, E_used;
+    int E, E_used, dense_layers;
     const char* hidden;       // key of the MLP's hidden units
     const char* experts;      // key of the number of experts
     const char* constants;    // members that say what our kinds compute
@@ -76,37 +76,37 @@ enum {
 
 // clang-format off
 const HfFamily hf_families[ARCH_COUNT] = {
-    [ARCH_GPT2] =     {"gpt2",      "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1, 0, 0, 0, "n_inner", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_LLAMA] =    {"llama",     "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_MISTRAL] =  {"mistral",   "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_QWEN2] =    {"qwen2",     "Qwen2ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_QWEN3] =    {"qwen3",     "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_ARCEE] =    {"arcee",     "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_NANOCHAT] = {"nanochat",  "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_SWAPPED, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_MIXTRAL] =  {"mixtral",   "MixtralForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 1e6, 8,   2, "intermediate_size", "num_local_experts",
+    [ARCH_GPT2] =     {"gpt2",      "GPT2LMHeadModel",     {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}, 1e-5f, 0, 0, 0, 0, 1, 0, 0, 0, 0, "n_inner", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_LLAMA] =    {"llama",     "LlamaForCausalLM",    {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_MISTRAL] =  {"mistral",   "MistralForCausalLM",  {"silu", "swish"}, 1e-6f, 8,  0,   4096, 0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_QWEN2] =    {"qwen2",     "Qwen2ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 0,   4096, 0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_QWEN3] =    {"qwen3",     "Qwen3ForCausalLM",    {"silu", "swish"}, 1e-6f, 32, 128, 4096, 0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_ARCEE] =    {"arcee",     "ArceeForCausalLM",    {"relu2"},         1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_NANOCHAT] = {"nanochat",  "NanoChatForCausalLM", {"relu2"},         1e-6f, 0,  0,   0,    15, 0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_SWAPPED, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_MIXTRAL] =  {"mixtral",   "MixtralForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 1e6, 8,   2, 0, "intermediate_size", "num_local_experts",
         "  \"router_jitter_noise\": 0.0,\n", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_QWEN3MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM", {"silu", "swish"}, 1e-6f, 4,  0,   4096, 0,  0, 0,   128, 8, "moe_intermediate_size", "num_experts",
+    [ARCH_QWEN3MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM", {"silu", "swish"}, 1e-6f, 4,  0,   4096, 0,  0, 0,   128, 8, 0, "moe_intermediate_size", "num_experts",
         "  \"norm_topk_prob\": true,\n  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [],\n", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_OLMOE] =    {"olmoe",     "OlmoeForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   64,  8, "intermediate_size", "num_experts",
+    [ARCH_OLMOE] =    {"olmoe",     "OlmoeForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   64,  8, 0, "intermediate_size", "num_experts",
         "  \"norm_topk_prob\": false,\n  \"clip_qkv\": null,\n", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_GLM4MOE] =  {"glm4_moe",  "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 0,   128, 8, "moe_intermediate_size", "n_routed_experts",
+    [ARCH_GLM4MOE] =  {"glm4_moe",  "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 0,   128, 8, 1, "moe_intermediate_size", "n_routed_experts",
         "  \"attention_bias\": true,\n  \"use_qk_norm\": true,\n  \"norm_topk_prob\": true,\n  \"n_group\": 1,\n"
-        "  \"topk_group\": 1,\n  \"first_k_dense_replace\": 0,\n  \"num_nextn_predict_layers\": 0,\n", ORDER_HALVES, 0.5f, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_OLMO2] =    {"olmo2",     "Olmo2ForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_GEMMA2] =   {"gemma2",    "Gemma2ForCausalLM",   {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 30, 1, 0, 0,  0, "intermediate_size", NULL,
+        "  \"topk_group\": 1,\n  \"num_nextn_predict_layers\": 0,\n", ORDER_HALVES, 0.5f, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_OLMO2] =    {"olmo2",     "Olmo2ForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_GEMMA2] =   {"gemma2",    "Gemma2ForCausalLM",   {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 30, 1, 0, 0,  0, 0, "intermediate_size", NULL,
         "  \"hidden_activation\": \"gelu_pytorch_tanh\",\n", ORDER_HALVES, 0, 0, 0, 0, 2, 0, 256, 50},
-    [ARCH_GRANITE] =  {"granite",   "GraniteForCausalLM",  {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 1, 0, 0},
-    [ARCH_SMOLLM3] =  {"smollm3",   "SmolLM3ForCausalLM",  {"silu", "swish"}, 1e-6f, 4,  0,   0,    0,  1, 2e6, 0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 4, 0, 0, 0, 0, 0},
-    [ARCH_OLMO3] =    {"olmo3",     "Olmo3ForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   4096, 0,  0, 5e5, 0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 5e5, 0, 0, 4, 0, 0, 0},
-    [ARCH_EXAONE4] =  {"exaone4",   "Exaone4ForCausalLM",  {"silu", "swish"}, 1e-5f, 32, 0,   4096, 0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 1, 4, 0, 0, 0},
-    [ARCH_GRANITE4] = {"granitemoehybrid", "GraniteMoeHybridForCausalLM", {"silu", "swish"}, 1e-6f, 0, 0, 0, 0, 0, 0, 0, 0, "shared_intermediate_size", NULL,
+    [ARCH_GRANITE] =  {"granite",   "GraniteForCausalLM",  {"silu", "swish"}, 1e-6f, 0,  0,   0,    0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 1, 0, 0},
+    [ARCH_SMOLLM3] =  {"smollm3",   "SmolLM3ForCausalLM",  {"silu", "swish"}, 1e-6f, 4,  0,   0,    0,  1, 2e6, 0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 4, 0, 0, 0, 0, 0},
+    [ARCH_OLMO3] =    {"olmo3",     "Olmo3ForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   4096, 0,  0, 5e5, 0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 5e5, 0, 0, 4, 0, 0, 0},
+    [ARCH_EXAONE4] =  {"exaone4",   "Exaone4ForCausalLM",  {"silu", "swish"}, 1e-5f, 32, 0,   4096, 0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 1, 4, 0, 0, 0},
+    [ARCH_GRANITE4] = {"granitemoehybrid", "GraniteMoeHybridForCausalLM", {"silu", "swish"}, 1e-6f, 0, 0, 0, 0, 0, 0, 0, 0, 0, "shared_intermediate_size", NULL,
         "  \"num_local_experts\": 0,\n  \"num_experts_per_tok\": 0,\n  \"mamba_n_heads\": 1,\n", ORDER_HALVES, 0, 0, 0, 0, 0, 1, 0, 0},
-    [ARCH_GEMMA3] =   {"gemma3_text", "Gemma3ForCausalLM", {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 0, 1, 1e6, 0, 0, "intermediate_size", NULL,
+    [ARCH_GEMMA3] =   {"gemma3_text", "Gemma3ForCausalLM", {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 0, 1, 1e6, 0, 0, 0, "intermediate_size", NULL,
         "  \"hidden_activation\": \"gelu_pytorch_tanh\",\n", ORDER_HALVES, 0, 1e4f, 0, 0, 6, 0, 256, 0},
-    [ARCH_PHI3] =     {"phi3",      "Phi3ForCausalLM",     {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, "intermediate_size", NULL, "", ORDER_HALVES, 1, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_GLM4] =     {"glm4",      "Glm4ForCausalLM",     {"silu", "swish"}, 1.5625e-7f, 2, 128, 0, 0, 0, 0,  0,   0, "intermediate_size", NULL,
+    [ARCH_PHI3] =     {"phi3",      "Phi3ForCausalLM",     {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 1, 0, 0, 0, 0, 0, 0, 0},
+    [ARCH_GLM4] =     {"glm4",      "Glm4ForCausalLM",     {"silu", "swish"}, 1.5625e-7f, 2, 128, 0, 0, 0, 0,  0,   0, 0, "intermediate_size", NULL,
         "  \"attention_bias\": true,\n", ORDER_PAIRS, 0.5f, 0, 0, 0, 0, 0, 0, 0},
-    [ARCH_GPTOSS] =   {"gpt_oss",   "GptOssForCausalLM",   {"silu", "swish"}, 1e-5f, 8,  64,  128,  0,  0, 1.5e5f, 128, 4, "intermediate_size", "num_local_experts",
+    [ARCH_GPTOSS] =   {"gpt_oss",   "GptOssForCausalLM",   {"silu", "swish"}, 1e-5f, 8,  64,  128,  0,  0, 1.5e5f, 128, 4, 0, "intermediate_size", "num_local_experts",
         "  \"attention_bias\": true,\n  \"swiglu_limit\": 7.0,\n  \"swiglu_alpha\": 1.702,\n", ORDER_HALVES, 0, 0, 0, 0, 2, 0, 0, 0},
 };
 

@@ -42,8 +42,8 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 // Returns 1 if the files of a family can say that layer l does not turn, or that it does.
 static int hf_can_rotate_(ModelConfig cfg, const HfFamily* family, int l) {
     const int by_window = family->rests_without_window && cfg.window > 0 && !model_window(cfg, l),
-              rests = FAMILY_GRANITE4 >> cfg.arch & 1 ? model_layer_bit(cfg.unrotated, 0) : by_window;
-    return family->unrotated_every > 0 || model_layer_bit(cfg.unrotated, l) == rests;
+              rests = FAMILY_GRANITE4 >> cfg.arch & 1 ? layer_is_in(cfg.unrotated, 0) : by_window;
+    return family->unrotated_every > 0 || layer_is_in(cfg.unrotated, l) == rests;
 }
 
 static int hf_check_rope_(ModelConfig cfg, const HfFamily* family, char* error) {
@@ -51,7 +51,7 @@ static int hf_check_rope_(ModelConfig cfg, const HfFamily* family, char* error) 
     for (int l = 0; l < cfg.L; l++) {
         if (!hf_can_rotate_(cfg, family, l)) {
             return error_set(error, "--arch", "in transformers layer %d of %s %s", l, family->type,
-                             model_layer_bit(cfg.unrotated, l) ? "has rotary positions" : "has none");
+                             layer_is_in(cfg.unrotated, l) ? "has rotary positions" : "has none");
         }
     }
     if (FAMILY_PHI3 >> cfg.arch & 1 && cfg.scaling.kind != ROPE_PLAIN && cfg.scaling.kind != ROPE_LONG) {
@@ -106,12 +106,12 @@ int hf_config_check(ModelConfig cfg, char* error) {
                          "transformers wants heads of channels / heads in %s, not %d x %d of %d channels",
                          word, cfg.NH, HS, cfg.C);
     }
-    if (cfg.arch == ARCH_GLM4MOE && (cfg.E < 2 || cfg.Fs == 0 || cfg.Fs % model_hidden(cfg))) {
+    if (cfg.arch == ARCH_GLM4MOE && (cfg.E < 2 || cfg.Fs == 0 || cfg.Fs % model_expert_hidden(cfg))) {
         return error_set(
             error, "--arch",
             "transformers wants two experts or more in glm4moe, and one that all tokens take, with a "
             "multiple of their %d hidden units, not %d and %d",
-            model_hidden(cfg), cfg.E, cfg.Fs);
+            model_expert_hidden(cfg), cfg.E, cfg.Fs);
     }
     if (hf_families[cfg.arch].query_scalar > 0 && hf_query_scalar_(cfg) == 0) {
         return error_set(error, "--arch", "transformers divides scores of %s by the root of a whole number",
@@ -214,7 +214,7 @@ static void hf_write_rotated_(FILE* file, ModelConfig cfg, const HfFamily* famil
     }
     fprintf(file, "  \"no_rope_layer_interval\": %d,\n  \"no_rope_layers\": [", family->unrotated_every);
     for (int l = 0; l < cfg.L; l++) {
-        fprintf(file, "%s%d", l ? ", " : "", !model_layer_bit(cfg.unrotated, l));
+        fprintf(file, "%s%d", l ? ", " : "", !layer_is_in(cfg.unrotated, l));
     }
     fprintf(file, "],\n");
 }
@@ -297,11 +297,11 @@ static void hf_write_experts_(FILE* file, ModelConfig cfg) {
     const HfFamily* family = &hf_families[cfg.arch];
     fputs(family->constants, file);
     if (FAMILY_OWN_HIDDEN >> cfg.arch & 1) {
-        fprintf(file, "  \"%s\": %d,\n", family->hidden, model_hidden(cfg));
+        fprintf(file, "  \"%s\": %d,\n", family->hidden, model_expert_hidden(cfg));
     }
     if (FAMILY_GRANITE4 >> cfg.arch & 1) {
         fprintf(file, "  \"position_embedding_type\": %s,\n",
-                model_layer_bit(cfg.unrotated, 0) ? "null" : "\"rope\"");
+                layer_is_in(cfg.unrotated, 0) ? "null" : "\"rope\"");
         hf_write_layer_types_(file, cfg);
     }
     if (!family->experts) {
@@ -309,8 +309,11 @@ static void hf_write_experts_(FILE* file, ModelConfig cfg) {
     }
     fprintf(file, "  \"%s\": %d,\n  \"num_experts_per_tok\": %d,\n", family->experts, cfg.E, cfg.E_used);
     if (cfg.arch == ARCH_GLM4MOE) {
-        fprintf(file, "  \"n_shared_experts\": %d,\n  \"routed_scaling_factor\": %s,\n",
-                cfg.Fs / model_hidden(cfg), hf_number_(model_router_factor(cfg)).text);
+        fprintf(file,
+                "  \"n_shared_experts\": %d,\n  \"routed_scaling_factor\": %s,\n"
+                "  \"first_k_dense_replace\": %d,\n",
+                cfg.Fs / model_expert_hidden(cfg), hf_number_(model_router_factor(cfg)).text,
+                cfg.dense_layers);
     }
 }
 

@@ -147,11 +147,11 @@ void hf_model_close(HfModel* model);
 typedef struct {
     const FileTensor* tensor; // NULL: before the first
     const TensorRow* row;
-    int l, expert;
-    HfFormat format; // of the files
+    int n, l, expert; // layer l is number n of those that have the tensor
+    HfFormat format;  // of the files
 } HfTensor_;
 
-static HfTensor_ hf_before_first_(HfFormat format) { return (HfTensor_){NULL, NULL, 0, 0, format}; }
+static HfTensor_ hf_before_first_(HfFormat format) { return (HfTensor_){NULL, NULL, 0, 0, 0, format}; }
 
 static const char* hf_pattern_(const HfTensor_* t) {
     return t->format == HF_GGUF ? t->tensor->gguf_name : t->tensor->hf_name;
@@ -170,15 +170,17 @@ static int hf_next_(HfTensor_* at, const TensorRow* rows, Arch arch) {
         return 1;
     }
     at->expert = 0;
-    if (at->tensor && ++at->l < hf_layers_(at, rows, arch)) {
+    if (at->tensor && ++at->n < hf_layers_(at, rows, arch)) {
+        at->l = tensor_layer(at->row, at->n);
         return 1;
     }
-    at->l = 0;
+    at->n = 0;
     at->tensor = at->tensor ? at->tensor + 1 : file_tensors();
     while (at->tensor < end && hf_layers_(at, rows, arch) == 0) {
         at->tensor++;
     }
-    at->row = at->tensor < end ? &rows[at->tensor->row] : NULL;
+    at->row = at->tensor < end ? file_tensor_row(at->tensor, rows, arch) : NULL;
+    at->l = at->row ? tensor_layer(at->row, 0) : 0;
     return at->tensor < end;
 }
 
@@ -306,9 +308,11 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, Model
 static double hf_group_bytes_(const TensorRow* rows, ModelConfig cfg, int g) {
     double bytes = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].uses; l++) {
+        for (int n = 0; n < rows[i].uses; n++) {
             const double elements = (double)(model_rows_in_files(&rows[i], cfg) * rows[i].cols);
-            bytes += tensor_group(&rows[i], l) == g ? elements * (double)rows[i].element_bytes : 0;
+            bytes += tensor_group(&rows[i], tensor_layer(&rows[i], n)) == g
+                         ? elements * (double)rows[i].element_bytes
+                         : 0;
         }
     }
     return bytes;
@@ -818,7 +822,8 @@ static void hf_check_same_(const SafeTensorsView* view, const SafeTensorsView* l
 // Checks that the other layers of group g have the same bits as the lowest one.
 static void hf_check_equal_(const HfModel* model, HfTensor_ t, int g, const SafeTensorsView* lowest) {
     const SafeTensorsView* scales = hf_is_mxfp4_(model, &t) ? hf_find_mxfp4_(model, &t, "scales") : NULL;
-    for (t.l++; t.l < t.row->uses; t.l++) {
+    for (t.n++; t.n < t.row->uses; t.n++) {
+        t.l = tensor_layer(t.row, t.n);
         if (tensor_group(t.row, t.l) == g) {
             const SafeTensorsView view = hf_find_(model, &t);
             hf_check_same_(&view, lowest);

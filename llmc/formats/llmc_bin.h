@@ -221,7 +221,7 @@ void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group) {
             continue;
         }
         float* tensor = (float*)tensor_in_group(&rows[i], group);
-        const int lowest = tensor_lowest_layer(&rows[i], tensor_group_copy(g));
+        const int lowest = tensor_lowest_layer(&rows[i], tensor_first_copy_in_group(&rows[i], g));
         llmc_bin_read_tensor_(bin, rows, i, lowest, tensor);
         for (int l = lowest + 1; l < rows[i].uses; l++) {
             if (tensor_group(&rows[i], l) == g) {

@@ -27,7 +27,7 @@ static inline AttentionSizes attention_config_chunks(ModelConfig cfg, int B, int
 
 // Return 1 if queries and keys of layer l turn, and if they do so by the window's own settings.
 static inline int attention_config_rotates(ModelConfig cfg, int l) {
-    return model_architecture(cfg.arch)->positions == POSITIONS_ROPE && !model_layer_bit(cfg.unrotated, l);
+    return model_architecture(cfg.arch)->positions == POSITIONS_ROPE && !layer_is_in(cfg.unrotated, l);
 }
 static inline int attention_config_by_window(ModelConfig cfg, int l) {
     return cfg.window_rope_base > 0 && model_window(cfg, l) > 0;

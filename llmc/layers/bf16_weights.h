@@ -44,7 +44,7 @@ static inline int bf16_weights_has(const Bf16Weights* w, int i) {
 // Returns C or F, whichever is not a whole number of tiles, or 0. No expert's matrix may start
 // inside a tile of another.
 static inline int bf16_weights_unfit(ModelConfig cfg) {
-    const int F = model_hidden(cfg);
+    const int F = model_expert_hidden(cfg);
     return cfg.E == 0 ? 0 : cfg.C % BF16_TILE ? cfg.C : F % BF16_TILE ? F : 0;
 }
 

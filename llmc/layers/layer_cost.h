@@ -105,11 +105,16 @@ static inline void cost_add(const CostWalk* w, CostKind kind, double flops, doub
 
 // ---- linear.h ----
 
+// Returns 1 if the layer of the walk has experts.
+static inline int cost_has_experts_(const CostWalk* w) {
+    return model_layer_has(w->cfg, LAYERS_EXPERTS, w->l);
+}
+
 // Counts the rows of the hidden layers: one for each expert that a token takes, and for each expert
 // half a tile of padding on average.
 static inline double cost_hidden_rows_(const CostWalk* w) {
     const ModelConfig cfg = w->cfg;
-    return cfg.E > 0 ? w->N * cfg.E_used + cfg.E * (ROUTER_TILE - 1) / 2.0 : w->N;
+    return cost_has_experts_(w) ? w->N * cfg.E_used + cfg.E * (ROUTER_TILE - 1) / 2.0 : w->N;
 }
 
 // Adds a matmul of a weight, or one of each expert, that moves the weight or its gradient. A GPU
@@ -289,17 +294,45 @@ static inline void cost_activation_(const CostWalk* w, double elements) {
     cost_add(w, COST_ACTIVATION, 0, activation_forward_bytes(elements, w->size, model_activation(w->cfg)));
 }
 
+// Return the elements of the hidden layers of a layer's MLP or experts, and of its shared expert.
+static inline double cost_units_(const CostWalk* w) {
+    return cost_hidden_rows_(w) * (cost_has_experts_(w) ? model_expert_hidden(w->cfg) : model_hidden(w->cfg));
+}
+static inline double cost_shared_units_(const CostWalk* w) {
+    return cost_has_experts_(w) ? w->N * w->cfg.Fs : 0;
+}
+
+// Returns 1 if ranks divide the experts of the layer.
+static inline int cost_divides_experts_(const CostWalk* w) {
+    return cost_has_experts_(w) && model_divides_experts(w->cfg);
+}
+
+// Return the matrices into the hidden layer of the MLP or the experts, and out of it.
+static inline size_t cost_fc_(const CostWalk* w) {
+    return cost_has_experts_(w) ? offsetof(ModelParameters, efcw) : offsetof(ModelParameters, fcw);
+}
+static inline size_t cost_fcproj_(const CostWalk* w) {
+    return cost_has_experts_(w) ? offsetof(ModelParameters, efcprojw) : offsetof(ModelParameters, fcprojw);
+}
+
+// Return their biases.
+static inline size_t cost_fc_bias_(const CostWalk* w) {
+    return cost_has_experts_(w) ? offsetof(ModelParameters, efcb) : offsetof(ModelParameters, fcb);
+}
+static inline size_t cost_fcproj_bias_(const CostWalk* w) {
+    return cost_has_experts_(w) ? offsetof(ModelParameters, efcprojb) : offsetof(ModelParameters, fcprojb);
+}
+
 // Adds the activations that passes keep: divided experts keep none.
 static inline void cost_mlp_activation(const CostWalk* w) {
-    const double rows = model_divides_experts(w->cfg) ? 0 : cost_hidden_rows_(w);
-    cost_activation_(w, rows * model_hidden(w->cfg) + w->N * w->cfg.Fs);
+    cost_activation_(w, (cost_divides_experts_(w) ? 0 : cost_units_(w)) + cost_shared_units_(w));
 }
 
 // Adds the hidden layers of divided experts, which each pass computes.
 static inline void cost_divided_hidden_(const CostWalk* w) {
-    if (model_divides_experts(w->cfg)) {
-        cost_linear_(w, offsetof(ModelParameters, fcw));
-        cost_activation_(w, cost_hidden_rows_(w) * model_hidden(w->cfg));
+    if (cost_divides_experts_(w)) {
+        cost_linear_(w, cost_fc_(w));
+        cost_activation_(w, cost_units_(w));
     }
 }
 
@@ -315,29 +348,29 @@ static inline void cost_router_(const CostWalk* w, int arrays) {
 }
 
 static inline void cost_mlp_hidden(const CostWalk* w) {
-    if (w->cfg.E > 0) {
+    if (cost_has_experts_(w)) {
         cost_linear_(w, offsetof(ModelParameters, routerw));
         cost_router_(w, 1);
         cost_expert_rows_(w, 2, 0); // gather
     }
-    if (w->cfg.Fs > 0) {
+    if (cost_shared_units_(w) > 0) {
         cost_linear_(w, offsetof(ModelParameters, sfcw));
     }
-    if (!model_divides_experts(w->cfg)) {
-        cost_linear_(w, offsetof(ModelParameters, fcw));
+    if (!cost_divides_experts_(w)) {
+        cost_linear_(w, cost_fc_(w));
     }
     cost_mlp_activation(w);
 }
 
 static inline void cost_mlp(const CostWalk* w) {
     cost_divided_hidden_(w);
-    if (w->cfg.E > 0) {
+    if (cost_has_experts_(w)) {
         cost_expert_rows_(w, 1, 1); // sum of each token's rows
     }
-    if (w->cfg.Fs > 0) {
+    if (cost_shared_units_(w) > 0) {
         cost_linear_(w, offsetof(ModelParameters, sfcprojw));
     }
-    cost_residual_(w, offsetof(ModelParameters, fcprojw));
+    cost_residual_(w, cost_fcproj_(w));
     cost_sum_of_parts(w);
 }
 
@@ -352,16 +385,16 @@ static inline void cost_experts_backward_(const CostWalk* w) {
 }
 
 static inline void cost_mlp_backward(const CostWalk* w) {
-    const double elements = cost_hidden_rows_(w) * model_hidden(w->cfg) + w->N * w->cfg.Fs;
+    const double elements = cost_units_(w) + cost_shared_units_(w);
     cost_divided_hidden_(w);
-    cost_linear_backward_(w, offsetof(ModelParameters, fcprojw), offsetof(ModelParameters, fcprojb));
+    cost_linear_backward_(w, cost_fcproj_(w), cost_fcproj_bias_(w));
     cost_add(w, COST_ACTIVATION, 0, activation_backward_bytes(elements, w->size, model_activation(w->cfg)));
-    cost_linear_backward_(w, offsetof(ModelParameters, fcw), offsetof(ModelParameters, fcb));
+    cost_linear_backward_(w, cost_fc_(w), cost_fc_bias_(w));
     cost_sum_of_parts(w);
-    if (w->cfg.E > 0) {
+    if (cost_has_experts_(w)) {
         cost_experts_backward_(w);
     }
-    if (w->cfg.Fs > 0) {
+    if (cost_shared_units_(w) > 0) {
         cost_linear_backward_(w, offsetof(ModelParameters, sfcprojw), offsetof(ModelParameters, fcprojb));
         cost_linear_backward_(w, offsetof(ModelParameters, sfcw), offsetof(ModelParameters, fcb));
         cost_expert_rows_(w, 0, 3); // sum with the other gradients

@@ -157,7 +157,6 @@ static inline void linear_gpu_open_fp8(LinearGpu* linear, Memory* memory, ModelC
                                        int keeps_weights) {
     const ModelParameters none = {};
     const PackedParameters unpacked = {};
-    LayerWeights sizes = layer_weights(cfg, &none, &unpacked, &unpacked);
     const size_t C = (size_t)cfg.C, rows = model_largest_matrix(cfg) / C, widest = rows > C ? rows : C,
                  matrix = keeps_weights ? 0 : matmul_fp8_bytes(widest, C);
     char* at = (char*)memory_take(memory, "factors in fp8", MEMORY_DEVICE,
@@ -166,7 +165,12 @@ static inline void linear_gpu_open_fp8(LinearGpu* linear, Memory* memory, ModelC
     linear->has_fp8 = 1;
     linear->stream.rows = matmul_fp8_cut(&at, N, C);
     linear->hidden.rows = matmul_fp8_cut(&at, N, widest);
-    linear->weights_bytes = linear_cut_codes_(&sizes, NULL);
+    for (int l = 0; l < cfg.L; l++) {
+        const int has_experts = model_layer_has(cfg, LAYERS_EXPERTS, l);
+        LayerWeights sizes = layer_weights(cfg, has_experts, &none, &unpacked, &unpacked);
+        const size_t bytes = linear_cut_codes_(&sizes, NULL);
+        linear->weights_bytes = bytes > linear->weights_bytes ? bytes : linear->weights_bytes;
+    }
     if (keeps_weights) {
         linear->weights = (char*)memory_take(memory, "weights in fp8", MEMORY_DEVICE,
                                              (size_t)model_copies(cfg) * linear->weights_bytes);
@@ -202,11 +206,11 @@ static inline void linear_renew(LayerWeights* w, const LinearGpu* linear) {
     }
 }
 
-// Returns the matrices of a layer, whose parameters are `p`. If several ranks cut them, the sum of
+// Returns the matrices of layer l, whose parameters are `p`. If several ranks cut them, the sum of
 // their parts adds the biases into the stream (tensor_parallel.cuh).
-static inline LayerWeights linear_weights(ModelConfig cfg, const ModelParameters* p) {
+static inline LayerWeights linear_weights(ModelConfig cfg, const ModelParameters* p, int l) {
     const PackedParameters none = {};
-    LayerWeights w = layer_weights(cfg, p, &none, &none);
+    LayerWeights w = layer_weights(cfg, model_layer_has(cfg, LAYERS_EXPERTS, l), p, &none, &none);
     w.attproj.bias = model_is_cut(cfg) ? NULL : w.attproj.bias;
     w.fcproj.bias = model_is_cut(cfg) ? NULL : w.fcproj.bias;
     return w;

@@ -129,7 +129,7 @@ static inline LayerWeights linear_weights(const Linear* linear, ModelConfig cfg,
                                           int l) {
     const PackedParameters forward = bf16_weights_at_layer(&linear->packed, l, PACKED_FORWARD),
                            backward = bf16_weights_at_layer(&linear->packed, l, PACKED_BACKWARD);
-    LayerWeights w = layer_weights(cfg, p, &forward, &backward);
+    LayerWeights w = layer_weights(cfg, model_layer_has(cfg, LAYERS_EXPERTS, l), p, &forward, &backward);
     w.attproj.bias = model_is_cut(cfg) ? NULL : w.attproj.bias;
     w.fcproj.bias = model_is_cut(cfg) ? NULL : w.fcproj.bias;
     return w;

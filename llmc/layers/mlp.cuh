@@ -79,10 +79,11 @@ static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_gr
     const ModelParameters* p = &layer->p;
     const ModelActivations* a = &layer->a;
     const Pass* pass = layer->pass;
+    const int has_experts = model_layer_has(cfg, LAYERS_EXPERTS, layer->l);
     const Router router = {model_architecture(cfg.arch)->router,
                            pass->B,
                            pass->T,
-                           cfg.E,
+                           has_experts ? cfg.E : 0,
                            cfg.E_used,
                            model_router_factor(cfg),
                            NULL,
@@ -95,7 +96,7 @@ static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_gr
                            pass_counted(pass)};
     const ExpertRowsGpu arrived = {a->arrived_in, a->arrived_out, a->arrived_scale, a->darrived_scale};
     const ExpertParallelGpu parallel = {
-        model_divides_experts(cfg) ? expert_group : NULL,
+        has_experts && model_divides_experts(cfg) ? expert_group : NULL,
         a->expert_counts,
         traffic->counts ? traffic->counts + (size_t)layer->l * cfg.part.expert_ranks * cfg.E : NULL,
         {arrived, traffic->next},
@@ -107,22 +108,31 @@ static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_gr
     const ExpertsGpu experts = {router,       p->routerb,       p->routerw, p->routerwb,
                                 w->shared_fc, w->shared_fcproj, a->sfch,    a->sfch_act,
                                 a->expert_in, a->expert_out,    parallel};
-    return {model_activation(cfg), pass_tokens(pass), w->fc,         w->fcproj, a->fch, a->fch_act,
-            layer->linear,         experts,           layer->tensor, p->fcprojb};
+    return {model_activation(cfg),
+            pass_tokens(pass),
+            w->fc,
+            w->fcproj,
+            has_experts ? a->efch : a->fch,
+            has_experts ? a->efch_act : a->fch_act,
+            layer->linear,
+            experts,
+            layer->tensor,
+            p->fcprojb};
 }
 
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline MlpGradientsGpu mlp_gradients_of(const ModelGradients* d, const ModelActivations* a,
                                                GradientMode mode, size_t neighbor, RouterLosses losses,
                                                double* statistics) {
+    // a layer has one of both, unless it is frozen
     return {a->branch,
-            d->fcw,
-            d->fcb,
-            d->fcprojw,
+            d->fcw.data ? d->fcw : d->efcw,
+            d->fcb.data ? d->fcb : d->efcb,
+            d->fcprojw.data ? d->fcprojw : d->efcprojw,
             mode,
             a->dfch,
             neighbor,
-            d->fcprojb,
+            d->fcprojb.data ? d->fcprojb : d->efcprojb,
             d->routerw,
             d->routerwb,
             d->sfcw,

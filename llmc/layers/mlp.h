@@ -82,10 +82,11 @@ static inline Mlp mlp_of(const LayerPass* layer, Group* expert_group) {
     const ModelActivations* a = &layer->a;
     const Pass* pass = layer->pass;
     const Architecture* kinds = model_architecture(cfg.arch);
+    const int has_experts = model_layer_has(cfg, LAYERS_EXPERTS, layer->l);
     const Router router = {.kind = kinds->router,
                            .B = pass->B,
                            .T = pass->T,
-                           .E = cfg.E,
+                           .E = has_experts ? cfg.E : 0,
                            .used = cfg.E_used,
                            .factor = model_router_factor(cfg),
                            .bias = p->routerb,
@@ -96,7 +97,7 @@ static inline Mlp mlp_of(const LayerPass* layer, Group* expert_group) {
                            .first = a->expert_first,
                            .scale = a->expert_scale,
                            .counted = pass_counted(pass)};
-    const ExpertParallel parallel = {model_divides_experts(cfg) ? expert_group : NULL,
+    const ExpertParallel parallel = {has_experts && model_divides_experts(cfg) ? expert_group : NULL,
                                      a->expert_counts,
                                      a->arrived_in,
                                      a->arrived_out,
@@ -110,23 +111,24 @@ static inline Mlp mlp_of(const LayerPass* layer, Group* expert_group) {
                  .N = pass_tokens(pass),
                  .fc = w->fc,
                  .proj = w->fcproj,
-                 .fch = a->fch,
-                 .act = a->fch_act,
+                 .fch = has_experts ? a->efch : a->fch,
+                 .act = has_experts ? a->efch_act : a->fch_act,
                  .linear = layer->linear,
                  .experts = experts,
                  .tensor = layer->tensor,
-                 .proj_bias = p->fcprojb};
+                 .proj_bias = p->fcprojb}; // of experts: proj.bias
 }
 
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const ModelActivations* a,
                                                  GradientMode mode, size_t neighbor, RouterLosses losses,
                                                  double* statistics) {
+    // a layer has one of both, unless it is frozen
     return (MlpLayerGradients){.mlp = {.dinp = a->branch,
-                                       .dfcw = d->fcw,
-                                       .dfcb = d->fcb,
-                                       .dfcprojw = d->fcprojw,
-                                       .dfcprojb = d->fcprojb,
+                                       .dfcw = d->fcw ? d->fcw : d->efcw,
+                                       .dfcb = d->fcb ? d->fcb : d->efcb,
+                                       .dfcprojw = d->fcprojw ? d->fcprojw : d->efcprojw,
+                                       .dfcprojb = d->fcprojb ? d->fcprojb : d->efcprojb,
                                        .mode = mode,
                                        .dfch = a->dfch,
                                        .sums = a->dqkv},

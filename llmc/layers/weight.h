@@ -55,30 +55,33 @@ typedef struct {
 } PackedParameters;
 #undef PACKED_MEMBER_
 
-// Matrices of a block, the embedding, and the classifier, which may be the embedding. With experts,
-// fc and fcproj are expert 0's, and the others' follow them; shared: the expert that all
-// tokens take.
+// Matrices of a block, the embedding, and the classifier, which may be the embedding. In a layer
+// with experts, fc and fcproj are expert 0's, and the others' follow them; shared: the expert that
+// all tokens take.
 typedef struct {
     Weight qkv, attproj, router, fc, fcproj, shared_fc, shared_fcproj, wte, head;
 } LayerWeights;
 
-// Names the matrices in `p`, the parameters of a layer, and their copies, whose members may be
-// NULL.
-static inline LayerWeights layer_weights(ModelConfig cfg, const ModelParameters* p,
+// Names the matrices in `p`, the parameters of a layer with or without experts, and their copies,
+// whose members may be NULL.
+static inline LayerWeights layer_weights(ModelConfig cfg, int has_experts, const ModelParameters* p,
                                          const PackedParameters* forward, const PackedParameters* backward) {
     const int C = cfg.C, Q = model_heads(cfg), QKV = model_qkv_size(cfg), F = model_hidden(cfg),
-              FG = F * model_gates(cfg);
+              gates = model_gates(cfg), Fe = model_expert_hidden(cfg), Fs = has_experts ? cfg.Fs : 0;
     const WeightCodes none = {{NULL, NULL}, {NULL, NULL}};
     const Weight wte = {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C, 0, none},
-                 head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C, 0, none};
-    const int Fs = cfg.Fs, shared = Fs * model_gates(cfg);
+                 head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C, 0, none},
+                 fc = {p->fcw, p->fcb, forward->fcw, backward->fcw, gates * F, C, 1, none},
+                 fcproj = {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F, 1, none},
+                 efc = {p->efcw, p->efcb, forward->efcw, backward->efcw, gates * Fe, C, 0, none},
+                 efcproj = {p->efcprojw, p->efcprojb, forward->efcprojw, backward->efcprojw, C, Fe, 0, none};
     const LayerWeights weights = {
         {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C, 1, none},
         {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, Q, 0, none},
         {p->routerw, p->routerwb, NULL, NULL, cfg.E, C, 0, none},
-        {p->fcw, p->fcb, forward->fcw, backward->fcw, FG, C, 1, none},
-        {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F, 1, none},
-        {p->sfcw, NULL, forward->sfcw, backward->sfcw, shared, C, 1, none},
+        has_experts ? efc : fc,
+        has_experts ? efcproj : fcproj,
+        {p->sfcw, NULL, forward->sfcw, backward->sfcw, gates * Fs, C, 1, none},
         {p->sfcprojw, NULL, forward->sfcprojw, backward->sfcprojw, C, Fs, 1, none},
         wte,
         cfg.has_head ? head : wte,

@@ -54,6 +54,9 @@ enum {
                    FAMILY_POST_NORM | 1 << ARCH_GRANITE | 1 << ARCH_SMOLLM3,
     FAMILY_LLAMAS = FAMILY_GATED | FAMILY_ARCEE | FAMILY_FUSED,
     FAMILY_GPTOSS = 1 << ARCH_GPTOSS,
+    // with an MLP in some layers, gate and up apart; in matrices of any form
+    FAMILY_GATE_UP = FAMILY_GATED | FAMILY_GLM,
+    FAMILY_DOWN = FAMILY_LLAMAS | FAMILY_GLM,
     FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_GLM,
     FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE | FAMILY_GPTOSS,
     FAMILY_ROUTED = FAMILY_GLM | FAMILY_GPTOSS, // GGUF names the norm before experts otherwise
@@ -117,27 +120,27 @@ typedef struct {
   X(GLM,      "model.layers.%d.mlp.gate.e_score_correction_bias", "blk.%d.exp_probs_b.bias", routerb,   ALL,  PLAIN) \
   X(GPTOSS,   "model.layers.%d.mlp.router.weight",               "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
   X(GPTOSS,   "model.layers.%d.mlp.router.bias",                 "blk.%d.ffn_gate_inp.bias", routerwb,  ALL,  PLAIN) \
-  X(GPTOSS,   "model.layers.%d.mlp.experts.gate_up_proj",        NULL,                       fcw,       TURNS, STACK) \
-  X(GPTOSS,   "model.layers.%d.mlp.experts.gate_up_proj_bias",   NULL,                       fcb,       TURNS, STACK) \
-  X(GPTOSS,   "model.layers.%d.mlp.experts.down_proj",           NULL,                       fcprojw,   ALL,  STACK) \
-  X(GPTOSS,   "model.layers.%d.mlp.experts.down_proj_bias",      NULL,                       fcprojb,   ALL,  STACK) \
-  X(GATED,    "model.layers.%d.mlp.gate_proj.weight",            "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
-  X(GATED,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
+  X(GPTOSS,   "model.layers.%d.mlp.experts.gate_up_proj",        NULL,                       efcw,      TURNS, STACK) \
+  X(GPTOSS,   "model.layers.%d.mlp.experts.gate_up_proj_bias",   NULL,                       efcb,      TURNS, STACK) \
+  X(GPTOSS,   "model.layers.%d.mlp.experts.down_proj",           NULL,                       efcprojw,  ALL,  STACK) \
+  X(GPTOSS,   "model.layers.%d.mlp.experts.down_proj_bias",      NULL,                       efcprojb,  ALL,  STACK) \
+  X(GATE_UP,  "model.layers.%d.mlp.gate_proj.weight",            "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
+  X(GATE_UP,  "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
   X(GRANITE4, "model.layers.%d.shared_mlp.input_linear.weight",  NULL,                       fcw,       ALL,  PLAIN) \
   X(GRANITE4, NULL,                                              "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
   X(GRANITE4, NULL,                                              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
   X(FUSED,    "model.layers.%d.mlp.gate_up_proj.weight",         "blk.%d.ffn_up.weight",     fcw,       ALL,  PLAIN) \
   X(ARCEE,    "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       ALL,  PLAIN) \
   X(NANOCHAT, "model.layers.%d.mlp.fc1.weight",                  NULL,                       fcw,       ALL,  PLAIN) \
-  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", "blk.%d.ffn_gate_exps.weight", fcw, GATE, PLAIN) \
-  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w3.weight", "blk.%d.ffn_up_exps.weight", fcw, UP, PLAIN) \
-  X(MOE,      "model.layers.%d.mlp.experts.%d.gate_proj.weight", "blk.%d.ffn_gate_exps.weight", fcw,   GATE, PLAIN) \
-  X(MOE,      "model.layers.%d.mlp.experts.%d.up_proj.weight",   "blk.%d.ffn_up_exps.weight", fcw,     UP,   PLAIN) \
-  X(LLAMAS,   "model.layers.%d.mlp.down_proj.weight",            "blk.%d.ffn_down.weight",   fcprojw,   ALL,  PLAIN) \
+  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", "blk.%d.ffn_gate_exps.weight", efcw, GATE, PLAIN) \
+  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w3.weight", "blk.%d.ffn_up_exps.weight", efcw, UP, PLAIN) \
+  X(MOE,      "model.layers.%d.mlp.experts.%d.gate_proj.weight", "blk.%d.ffn_gate_exps.weight", efcw,   GATE, PLAIN) \
+  X(MOE,      "model.layers.%d.mlp.experts.%d.up_proj.weight",   "blk.%d.ffn_up_exps.weight", efcw,     UP,   PLAIN) \
+  X(DOWN,     "model.layers.%d.mlp.down_proj.weight",            "blk.%d.ffn_down.weight",   fcprojw,   ALL,  PLAIN) \
   X(GRANITE4, "model.layers.%d.shared_mlp.output_linear.weight", "blk.%d.ffn_down.weight",   fcprojw,   ALL,  PLAIN) \
   X(NANOCHAT, "model.layers.%d.mlp.fc2.weight",                  NULL,                       fcprojw,   ALL,  PLAIN) \
-  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w2.weight", "blk.%d.ffn_down_exps.weight", fcprojw, ALL, PLAIN) \
-  X(MOE,      "model.layers.%d.mlp.experts.%d.down_proj.weight", "blk.%d.ffn_down_exps.weight", fcprojw, ALL, PLAIN) \
+  X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w2.weight", "blk.%d.ffn_down_exps.weight", efcprojw, ALL, PLAIN) \
+  X(MOE,      "model.layers.%d.mlp.experts.%d.down_proj.weight", "blk.%d.ffn_down_exps.weight", efcprojw, ALL, PLAIN) \
   X(GLM,      "model.layers.%d.mlp.shared_experts.gate_proj.weight", "blk.%d.ffn_gate_shexp.weight", sfcw, GATE, PLAIN) \
   X(GLM,      "model.layers.%d.mlp.shared_experts.up_proj.weight", "blk.%d.ffn_up_shexp.weight", sfcw,  UP,   PLAIN) \
   X(GLM,      "model.layers.%d.mlp.shared_experts.down_proj.weight", "blk.%d.ffn_down_shexp.weight", sfcprojw, ALL, PLAIN) \
@@ -158,11 +161,26 @@ static inline const FileTensor* file_tensors(void) {
     return tensors;
 }
 
-// Returns the layers for which files of an architecture have the tensor; `name` is the tensor's in
-// such files, `rows` the table of parameters.
+// Returns the row of the parameter that gets a tensor of files of an architecture. If these have an
+// MLP in all layers and the model experts, each of them gets it.
+static inline const TensorRow* file_tensor_row(const FileTensor* tensor, const TensorRow* rows, Arch arch) {
+    enum {
+        FC = offsetof(ModelParameters, fcw) / sizeof(floatX*),
+        FCPROJ = offsetof(ModelParameters, fcprojw) / sizeof(floatX*),
+        EFC = offsetof(ModelParameters, efcw) / sizeof(floatX*),
+        EFCPROJ = offsetof(ModelParameters, efcprojw) / sizeof(floatX*)
+    };
+    const int is_copied = model_architecture(arch)->router == ROUTER_NONE && tensor_is_absent(&rows[FC]);
+    return &rows[is_copied && tensor->row == FC       ? EFC
+                 : is_copied && tensor->row == FCPROJ ? EFCPROJ
+                                                      : tensor->row];
+}
+
+// Returns for how many layers files of an architecture have the tensor (tensor_layer); `name` is the
+// tensor's in such files, `rows` the table of parameters.
 static inline int file_tensor_layers(const FileTensor* tensor, const char* name, const TensorRow* rows,
                                      Arch arch) {
-    return name && tensor->architectures >> arch & 1 ? rows[tensor->row].uses : 0;
+    return name && tensor->architectures >> arch & 1 ? file_tensor_row(tensor, rows, arch)->uses : 0;
 }
 
 // Returns true for a tensor of one expert, which GGUF has for all experts of a layer at once.

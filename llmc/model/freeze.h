@@ -32,13 +32,15 @@ extern "C" {
 
 typedef struct {
     int first_block; // the lowest block that the backward pass reaches; L: none
-    unsigned rows;   // bit i: row i of the parameters is frozen in all blocks
-    // Bits of the frozen rows in each block; rows outside of the blocks have the same bit in all of
+    TensorSet rows;  // frozen in all blocks that have them
+    // Frozen in each block; rows outside of the blocks have the same bit in all of
     // them.
-    uint32_t in_block[MODEL_MAX_LAYERS];
+    TensorSet in_block[MODEL_MAX_LAYERS];
 } Freeze;
 
-static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
+static inline int freeze_has(const Freeze* freeze, int row, int l) {
+    return tensor_is_in(freeze->in_block[l], row);
+}
 
 // Returns 1 if each parameter that is frozen in some block from `first` on (of parameters:
 // model_copies) is frozen in all blocks.
@@ -108,12 +110,11 @@ static const FreezeWord_* freeze_words_(int* count) {
     static const FreezeWord_ words[] = {
         {"embeddings", "w?e"},  {"blocks", "ln[12]?"},     {"blocks", "ln[12]post?"},
         {"blocks", "qkv?"},     {"blocks", "?normw"},      {"blocks", "sinks"},
-        {"blocks", "attproj?"}, {"blocks", "fc*"},         {"blocks", "sfc*"},
+        {"blocks", "attproj?"}, {"blocks", "fc*"},         {"blocks", "?fc*"},
         {"blocks", "routerw*"}, {"attention", "qkv?"},     {"attention", "?normw"},
         {"attention", "sinks"}, {"attention", "attproj?"}, {"mlp", "fc*"},
-        {"mlp", "sfc*"},        {"mlp", "routerw*"},       {"experts", "fc*"},
-        {"experts", "sfc*"},    {"router", "routerw*"},    {"norms", "ln*"},
-        {"norms", "?normw"},
+        {"mlp", "?fc*"},        {"mlp", "routerw*"},       {"experts", "?fc*"},
+        {"router", "routerw*"}, {"norms", "ln*"},          {"norms", "?normw"},
     };
     *count = (int)(sizeof(words) / sizeof(words[0]));
     return words;
@@ -161,14 +162,9 @@ static int freeze_read_item_(FreezeItem_* item, const char* text, size_t length,
     return 1;
 }
 
-// Returns 1 if the model has a parameter that the word stands for. A dense MLP is no expert.
+// Returns 1 if the model has a parameter that the word stands for.
 static int freeze_word_has_(const FreezeWord_* word, const TensorRow* rows, int row) {
-    int has_router = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        has_router |= rows[i].kind == KIND_ROUTER && !tensor_is_absent(&rows[i]);
-    }
-    return !tensor_is_absent(&rows[row]) && fnmatch(word->names, rows[row].name, 0) == 0 &&
-           (has_router || strcmp(word->word, "experts") != 0);
+    return !tensor_is_absent(&rows[row]) && fnmatch(word->names, rows[row].name, 0) == 0;
 }
 
 // Returns 1 if an item matches a parameter, by a pattern of its name or by a word.
@@ -224,7 +220,7 @@ static FreezeExtent_ freeze_extent_(const FreezeItem_* item, const TensorRow* ro
             named += freeze_names_tensor_(item, &tensors[i], l, e);
         }
     }
-    if (tensor_is_absent(&rows[row])) {
+    if (tensor_is_absent(&rows[row]) || !tensor_has_layer(&rows[row], l)) {
         return FREEZE_NOTHING_;
     }
     return (named > 0 && named == parts) || freeze_names_(item, rows, row) ? FREEZE_WHOLE_
@@ -286,7 +282,7 @@ static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow*
             if (is_meant && item->has_blocks && !rows[i].in_block) {
                 is_outside = 1;
             } else if (is_meant) {
-                freeze->in_block[l] |= 1u << i;
+                freeze->in_block[l] |= tensor_bit(i);
                 found = 1;
             }
         }
@@ -296,7 +292,7 @@ static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow*
 
 // Returns 1 if a parameter of block l has no gradient: it is frozen or absent.
 static int freeze_is_still_(const Freeze* freeze, const TensorRow* rows, int i, int l) {
-    return tensor_is_absent(&rows[i]) || freeze_has(freeze, i, l);
+    return tensor_is_absent(&rows[i]) || !tensor_has_layer(&rows[i], l) || freeze_has(freeze, i, l);
 }
 
 // Returns 1 if everything in a place is frozen: in block l, or outside of the blocks.
@@ -333,7 +329,7 @@ static int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int 
 // Freezes the parameters that are never trained.
 static void freeze_add_fixed_(Freeze* freeze, const TensorRow* rows, int L) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const unsigned bit = (unsigned)(rows[i].kind == KIND_FIXED && !tensor_is_absent(&rows[i])) << i;
+        const TensorSet bit = rows[i].kind == KIND_FIXED && !tensor_is_absent(&rows[i]) ? tensor_bit(i) : 0;
         freeze->rows |= bit;
         for (int l = 0; l < L; l++) {
             freeze->in_block[l] |= bit;
@@ -358,10 +354,10 @@ int freeze_parse(Freeze* freeze, ModelConfig cfg, const char* list, char* error)
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         int is_whole = list && *list;
-        for (int l = 0; l < L; l++) {
-            is_whole = is_whole && freeze_has(freeze, i, l);
+        for (int n = 0; n < rows[i].uses; n++) {
+            is_whole = is_whole && freeze_has(freeze, i, tensor_layer(&rows[i], n));
         }
-        freeze->rows |= (unsigned)is_whole << i;
+        freeze->rows |= is_whole && rows[i].uses > 0 ? tensor_bit(i) : 0;
     }
     freeze_add_fixed_(freeze, rows, L);
     freeze->first_block = freeze_first_block_(freeze, rows, L);
@@ -389,7 +385,7 @@ Freeze freeze_of_part(const Freeze* whole, ModelConfig part) {
         freeze.in_block[l] = l < part.L ? whole->in_block[first + l] : whole->rows;
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS && copies_wte; i++) {
-        const uint32_t bit = (uint32_t)(rows[i].member == offsetof(ModelParameters, wte)) << i;
+        const TensorSet bit = rows[i].member == offsetof(ModelParameters, wte) ? tensor_bit(i) : 0;
         freeze.rows |= bit;
         for (int l = 0; l < MODEL_MAX_LAYERS; l++) {
             freeze.in_block[l] |= bit;
@@ -409,8 +405,9 @@ int freeze_check_shared(const Freeze* freeze, ModelConfig cfg, char* error) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     model_parameter_rows(rows, cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < rows[i].uses; l++) {
-            const int lowest = tensor_lowest_layer(&rows[i], tensor_copy(&rows[i], l));
+        for (int n = 0; n < rows[i].uses; n++) {
+            const int l = tensor_layer(&rows[i], n),
+                      lowest = tensor_lowest_layer(&rows[i], tensor_copy(&rows[i], l));
             if (freeze_has(freeze, i, l) != freeze_has(freeze, i, lowest)) {
                 return error_set(error, "--freeze",
                                  "%s of blocks %d and %d is the same one (--share-layers); wanted both "
@@ -455,7 +452,8 @@ double freeze_flops_per_token(const Freeze* freeze, ModelConfig cfg, int T) {
     model_parameter_rows(rows, cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const double elements = model_multiplied_elements(&rows[i], cfg);
-        for (int l = 0; l < rows[i].uses; l++) {
+        for (int n = 0; n < rows[i].uses; n++) {
+            const int l = tensor_layer(&rows[i], n);
             const int is_below = rows[i].in_block && l < freeze->first_block;
             saved += elements * (2 * freeze_has(freeze, i, l) + 2 * is_below);
         }

@@ -69,14 +69,20 @@ static inline MapBuckets map_buckets(const Map* m, int l) {
     return map_group(m, l < 0 ? 0 : 1 + model_copy(m->cfg, l));
 }
 
-// Returns the elements of all buckets of group g.
+// Returns the elements of group g, up to the end of its last bucket.
 static inline size_t map_group_elements(const Map* m, int g) {
     size_t elements = 0;
     for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
-        elements += m->buckets[i].elements;
+        const size_t end = m->buckets[i].begin + m->buckets[i].elements;
+        elements = end > elements ? end : elements;
     }
     return elements;
 }
+
+// Sets the next elements of a bucket of gradients that a backward pass does not set, from *from on:
+// of frozen tensors, and behind others. Returns 0 after the last. If all layers have the same
+// tensors and none is frozen, there are none that another layer sets.
+int map_next_unset(const Map* m, const Bucket* b, size_t* from, MapSpan* unset);
 
 // Returns the bucket of group g that is trained, or NULL.
 static inline const Bucket* map_trained(const Map* m, int g) {
@@ -288,6 +294,38 @@ MapRange map_part_of_range(MapRange range, size_t begin, size_t count) {
     range.before = from;
     range.count = from < to ? to - from : 0;
     return range;
+}
+
+static int map_may_be_unset_(const Map* m, const Bucket* b) {
+    int may = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        may |= m->rows[i].is_partial;
+    }
+    for (int i = 0; i < b->count; i++) {
+        may |= (m->shards[b->first + i].flags & SHARD_FROZEN) != 0;
+    }
+    return may;
+}
+
+int map_next_unset(const Map* m, const Bucket* b, size_t* from, MapSpan* unset) {
+    size_t begin = *from, end = b->elements;
+    for (int i = 0; i < b->count; i++) {
+        const Shard* s = &m->shards[b->first + i];
+        const size_t next = s->offset + s->piece.count;
+        if (s->flags & SHARD_FROZEN || next <= begin) {
+            continue;
+        }
+        if (begin < s->offset) {
+            end = s->offset;
+            break;
+        }
+        begin = next;
+    }
+    *from = end;
+    unset->from = begin;
+    unset->count = end - begin;
+    unset->begin = b->in[MAP_GRADIENTS].begin + begin;
+    return begin < end && map_may_be_unset_(m, b);
 }
 
 int map_counted(const Map* m, int i, MapSpan* span) {

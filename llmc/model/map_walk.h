@@ -4,7 +4,9 @@ map_walk.h -- where each element of each tensor is: in which rank, and where in 
 A bucket is what ranks gather, reduce and update together: the tensors outside of the blocks, or one
 block of parameters; frozen tensors have buckets of their own. Its tensors begin at multiples of
 TENSOR_SHARD_UNIT elements, and it ends at one of W TENSOR_SHARD_UNIT, so that it can be cut into
-equal parts for the W data ranks. An array ("space") has one interval of each bucket:
+equal parts for the W data ranks. Blocks need not have the same tensors, but each begins at the same
+element in all that have it (tensors.h): PARAMETERS are as large as if all blocks had the most, and
+a bucket ends behind its last tensor. An array ("space") has one interval of each bucket:
 
     space        has of a bucket                                 buckets
     PARAMETERS   all                                             all; some take turns in a ring
@@ -138,10 +140,10 @@ typedef enum { MAP_TRAINED, MAP_FROZEN, MAP_EMBEDDING } MapKind;
 typedef struct {
     int layer; // the lowest that uses it; -1: outside of the blocks
     MapKind kind;
-    int ranks;        // data ranks that divide it: W, or of divided experts those with the same
-    int copies;       // gradients, one after the other: one for the tokens of each neighbor
-    int first, count; // its shards
-    size_t elements;  // with padding
+    int ranks;              // data ranks that divide it: W, or of divided experts those with the same
+    int copies;             // gradients, one after the other: one for the tokens of each neighbor
+    int first, count;       // its shards
+    size_t begin, elements; // in the group of parameters; with padding
     MapSpan in[MAP_SPACES];
 } Bucket;
 
@@ -172,7 +174,7 @@ typedef struct {
     size_t largest_gradient; // of a bucket: elements, all copies
     size_t updated;          // elements of OWNED in trained buckets, the first ones
     int first_block;         // the lowest block of parameters that has a trained bucket
-    unsigned frozen;         // bit i: row i lies in frozen buckets alone
+    TensorSet frozen;        // rows that lie in frozen buckets alone
 } MapTotals;
 
 // Called for a bucket, with NULL and before its shards are counted, and then for each of its
@@ -237,9 +239,10 @@ typedef struct {
     Freeze freeze; // of the rank's part
     TensorRow rows[MODEL_PARAMETER_ROWS], whole[MODEL_PARAMETER_ROWS];
     int tensor_rank, data_rank;
-    unsigned frozen;       // bit i: row i lies in frozen buckets
+    TensorSet frozen;      // rows that lie in frozen buckets
     int first_block;       // the lowest block of parameters that is trained
-    size_t at[MAP_SPACES]; // start of the next bucket
+    size_t at[MAP_SPACES]; // start of the next bucket; in PARAMETERS of the group
+    size_t parameters;     // elements of PARAMETERS, if none take turns
     size_t at_frozen;      // of the next frozen one in OWNED
     // for layers that take turns: the start of their places, and the size of one place
     size_t ring_begin[MAP_SPACES], ring[MAP_SPACES];
@@ -253,27 +256,26 @@ typedef struct {
 typedef struct {
     int g;
     MapKind kind;
-    unsigned rows;
-    size_t filled, elements; // up to the end of the last tensor, and with the padding at the end
+    TensorSet rows;
+    size_t begin, elements; // in the group; with the padding at the end
 } MapContent_;
 
 static size_t map_round_up_(size_t elements, size_t unit) { return (elements + unit - 1) / unit * unit; }
 
-// Returns the elements of a tensor in a bucket, with the padding after it.
-static size_t map_room_(const TensorRow* row) {
-    return map_round_up_(tensor_layer_elements(row), TENSOR_SHARD_UNIT);
-}
-
-static MapContent_ map_content_(const MapWalk_* w, int g, MapKind kind, unsigned rows) {
+static MapContent_ map_content_(const MapWalk_* w, int g, MapKind kind, TensorSet rows) {
+    const size_t unit = (size_t)(w->of->trains ? w->of->data : 1) * TENSOR_SHARD_UNIT;
     MapContent_ b = {g, kind, 0, 0, 0};
+    size_t end = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
-        if (rows >> i & 1 && tensor_is_in_group(row, g) && !tensor_is_absent(row)) {
-            b.rows |= 1u << i;
-            b.filled += map_room_(row) * (size_t)tensor_copies_in_group(row);
+        if (tensor_is_in(rows, i) && tensor_is_in_group(row, g) && !tensor_is_absent(row)) {
+            const size_t at = tensor_offset_in_group(row);
+            b.begin = b.rows && b.begin < at ? b.begin : at / unit * unit;
+            b.rows |= tensor_bit(i);
+            end = at + tensor_room_in_group(row) > end ? at + tensor_room_in_group(row) : end;
         }
     }
-    b.elements = map_round_up_(b.filled, (size_t)(w->of->trains ? w->of->data : 1) * TENSOR_SHARD_UNIT);
+    b.elements = map_round_up_(end - b.begin, unit);
     return b;
 }
 
@@ -282,10 +284,10 @@ static int map_is_wte_(const TensorRow* row) { return row->member == offsetof(Mo
 // True if the first and the last stage have the same matrix of the vocabulary.
 static int map_has_two_wte_(const MapOf* of) { return of->pipeline > 1 && !of->whole.has_head; }
 
-static unsigned map_wte_bit_(const MapWalk_* w) {
-    unsigned bit = 0;
+static TensorSet map_wte_bit_(const MapWalk_* w) {
+    TensorSet bit = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        bit |= (unsigned)map_is_wte_(&w->rows[i]) << i;
+        bit |= map_is_wte_(&w->rows[i]) ? tensor_bit(i) : 0;
     }
     return bit;
 }
@@ -352,8 +354,9 @@ static int map_copies_(const MapWalk_* w, const MapContent_* b) { return b->g > 
 // Sets where a bucket starts in a space.
 static void map_place_(MapWalk_* w, const MapContent_* b, MapSpace space, MapSpan* span) {
     size_t* at = space == MAP_OWNED && b->kind == MAP_FROZEN ? &w->at_frozen : &w->at[space];
-    span->begin = *at;
-    *at += span->count * (space == MAP_GRADIENTS ? (size_t)map_copies_(w, b) : 1);
+    span->begin = *at + (space == MAP_PARAMETERS ? b->begin : 0);
+    *at +=
+        space == MAP_PARAMETERS ? 0 : span->count * (space == MAP_GRADIENTS ? (size_t)map_copies_(w, b) : 1);
 }
 
 static Bucket map_bucket_(MapWalk_* w, const MapContent_* b) {
@@ -364,6 +367,7 @@ static Bucket map_bucket_(MapWalk_* w, const MapContent_* b) {
     bucket.ranks = map_ranks_(w, b->g, w->of->data);
     bucket.copies = map_copies_(w, b);
     bucket.first = w->num_shards;
+    bucket.begin = b->begin;
     bucket.elements = b->elements;
     for (int space = 0; space < MAP_SPACES; space++) {
         bucket.in[space] = map_interval_(w, b, (MapSpace)space);
@@ -500,20 +504,29 @@ static void map_take_tensor_(MapWalk_* w, const Bucket* b, MapTensor_ t) {
     map_leave_slots_(w, b, t);
 }
 
+// Returns where the first tensor of a bucket from row i on begins there; its end if there is none.
+static size_t map_tensor_begin_(const MapWalk_* w, const MapContent_* b, int i) {
+    while (i < MODEL_PARAMETER_ROWS && !tensor_is_in(b->rows, i)) {
+        i++;
+    }
+    return i < MODEL_PARAMETER_ROWS ? tensor_offset_in_group(&w->rows[i]) - b->begin : b->elements;
+}
+
 static void map_take_bucket_(MapWalk_* w, MapContent_ b) {
     const Bucket bucket = map_bucket_(w, &b);
-    size_t at = 0;
     if (b.elements == 0) {
         return;
     }
     w->take(w->context, &bucket, NULL);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
-        for (int c = 0; b.rows >> i & 1 && c < tensor_copies_in_group(row); c++) {
+        const int copies = tensor_is_in(b.rows, i) ? tensor_copies_in_group(row) : 0;
+        size_t at = map_tensor_begin_(w, &b, i);
+        for (int c = 0; c < copies; c++) {
             const int layer = b.g > 0 ? bucket.layer : row->in_block ? tensor_lowest_layer(row, c) : -1;
-            const size_t next = at + map_room_(row);
-            const MapTensor_ tensor = {i, layer, at, next == b.filled ? b.elements : next,
-                                       map_flags_(w, i, layer, &bucket)};
+            const size_t next = c + 1 < copies ? at + tensor_room_in_group(row) / (size_t)copies
+                                               : map_tensor_begin_(w, &b, i + 1);
+            const MapTensor_ tensor = {i, layer, at, next, map_flags_(w, i, layer, &bucket)};
             map_take_tensor_(w, &bucket, tensor);
             at = next;
         }
@@ -530,7 +543,7 @@ static void map_measure_(MapWalk_* w) {
         size_t layer[MAP_SPACES] = {0};
         for (int kind = MAP_TRAINED; kind <= MAP_FROZEN; kind++) {
             const MapContent_ b = map_bucket_of_(w, g, (MapKind)kind);
-            layer[MAP_PARAMETERS] += b.elements;
+            layer[MAP_PARAMETERS] = map_size_(layer[MAP_PARAMETERS], b.begin + b.elements, 1);
             layer[MAP_GRADIENTS] += b.kind == MAP_TRAINED ? b.elements * (size_t)map_copies_(w, &b) : 0;
             w->at_frozen += b.kind == MAP_TRAINED ? map_interval_(w, &b, MAP_OWNED).count : 0;
         }
@@ -560,7 +573,6 @@ static MapWalk_ map_start_(const MapOf* of, int rank, MapTake take, void* contex
     w.of = of;
     w.cfg = map_part(of, rank);
     w.freeze = freeze_of_part(&of->freeze, w.cfg);
-    model_parameter_rows_of(w.rows, w.cfg, 1);
     model_parameter_rows_of(w.whole, of->whole, 1);
     w.tensor_rank = rank % of->tensor;
     w.data_rank = map_data_rank_(of, rank);
@@ -568,6 +580,7 @@ static MapWalk_ map_start_(const MapOf* of, int rank, MapTake take, void* contex
         w.frozen = w.freeze.rows;
         w.first_block = freeze_first_copy(&w.freeze, w.cfg);
     }
+    w.parameters = model_sharded_rows_of(w.rows, w.cfg, 1, of->trains ? of->data : 1, w.frozen);
     w.take = take;
     w.context = context;
     map_measure_(&w);
@@ -577,6 +590,9 @@ static MapWalk_ map_start_(const MapOf* of, int rank, MapTake take, void* contex
 // Walks through all buckets; afterwards `at` has the sizes of the arrays.
 static void map_go_(MapWalk_* w) {
     for (int g = 0; g < model_groups(w->cfg); g++) {
+        if (g < 2 || w->of->ring_parameters == 0) {
+            w->at[MAP_PARAMETERS] = tensor_group_offset_bytes(w->rows, g);
+        }
         if (g > 0) {
             map_enter_block_(w, g - 1);
         }
@@ -584,6 +600,9 @@ static void map_go_(MapWalk_* w) {
         map_take_bucket_(w, map_bucket_of_(w, g, MAP_FROZEN));
     }
     map_enter_block_(w, model_copies(w->cfg));
+    if (w->of->ring_parameters == 0) {
+        w->at[MAP_PARAMETERS] = w->at[MAP_KEPT] = w->parameters;
+    }
     map_take_bucket_(w, map_embedding_(w));
     if (w->of->data == 1 && w->of->stage < 2) {
         w->at[MAP_REDUCED] = 0; // it is GRADIENTS

@@ -140,7 +140,7 @@ static inline Arch model_arch_with_experts(Arch dense) {
                                                         : dense;
 }
 
-enum { MODEL_MAX_LAYERS = 1000, MODEL_MAX_TENSOR_RANKS = 128 };
+enum { MODEL_MAX_TENSOR_RANKS = 128 };
 
 // The part of a model that a process has (part.h); all zero: the whole model.
 typedef struct {
@@ -159,27 +159,28 @@ typedef struct {
 
     // All that follows is 0 in GPT-2. Read it through the functions below, which know what 0 means.
     Arch arch;
-    int KV, HS, F;                               // 0: NH, C / NH, 4 C
-    int has_head;                                // the classifier has a matrix of its own, not wte
-    int E, E_used;                               // experts, and how many process a token; 0: none
-    int Fs;                                      // hidden units of the shared expert
-    float router_factor;                         // of the experts' weights, ROUTER_SIGMOID; 0: 1
-    int window;                                  // keys that a query sees in layers with a window
-    uint8_t windows[(MODEL_MAX_LAYERS + 7) / 8]; // bit l: layer l has the window
-    float norm_eps;                              // 0: 1e-5
-    float softcap;                               // 0: none
-    float embedding_factor, residual_factor;     // of embeddings, of what a branch adds; 0: 1
-    float logits_divisor;                        // 0: 1
-    float attention_scale, attention_softcap;    // of scores; 0: 1 / sqrt(HS); none
-    float rope_base;                             // 0: 10000
-    int rope_dims;                               // channels of a head that turn; 0: all
+    int KV, HS, F;                            // 0: NH, C / NH, 4 C
+    int has_head;                             // the classifier has a matrix of its own, not wte
+    int E, E_used;                            // experts, and how many process a token; 0: none
+    int dense_layers;                         // the first ones, which have an MLP and no experts
+    int Fe, Fs;                               // hidden units of an expert, 0: F; of the shared one
+    float router_factor;                      // of the experts' weights, ROUTER_SIGMOID; 0: 1
+    int window;                               // keys that a query sees in layers with a window
+    uint8_t windows[LAYER_SET_BYTES];         // layers that have the window
+    float norm_eps;                           // 0: 1e-5
+    float softcap;                            // 0: none
+    float embedding_factor, residual_factor;  // of embeddings, of what a branch adds; 0: 1
+    float logits_divisor;                     // 0: 1
+    float attention_scale, attention_softcap; // of scores; 0: 1 / sqrt(HS); none
+    float rope_base;                          // 0: 10000
+    int rope_dims;                            // channels of a head that turn; 0: all
     RopeScaling scaling;
-    RopeFactors rope_factors;   // ROPE_LONG: of the pairs that turn
-    float window_rope_base;     // of layers with a window; 0: all layers have the same positions
-    RopeScaling window_scaling; // with it
-    uint8_t unrotated[(MODEL_MAX_LAYERS + 7) / 8]; // bit l: layer l has no rotary positions
-    InitialWeights initial;                        // random weights; files do not have it
-    ModelPart part;                                // of a larger model; files do not have it
+    RopeFactors rope_factors;           // ROPE_LONG: of the pairs that turn
+    float window_rope_base;             // of layers with a window; 0: all layers have the same positions
+    RopeScaling window_scaling;         // with it
+    uint8_t unrotated[LAYER_SET_BYTES]; // layers without rotary positions
+    InitialWeights initial;             // random weights; files do not have it
+    ModelPart part;                     // of a larger model; files do not have it
 } ModelConfig;
 
 // Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of
@@ -238,6 +239,27 @@ static inline ActivationKind model_activation(ModelConfig cfg) {
 }
 static inline int model_gates(ModelConfig cfg) { return activation_gates(model_activation(cfg)); }
 
+// Layers that have a tensor, or a part of the model: none, it lies outside of the blocks; all; those
+// with one MLP; those with experts.
+typedef enum { LAYERS_ONCE, LAYERS_ALL, LAYERS_DENSE, LAYERS_EXPERTS } LayersKind;
+
+// Return 1 if layer l is one of these, and how many are.
+static inline int model_layer_has(ModelConfig cfg, LayersKind kind, int l) {
+    const int has_experts = cfg.E > 0 && l >= cfg.dense_layers;
+    return kind == LAYERS_ALL || (kind == LAYERS_DENSE && !has_experts) ||
+           (kind == LAYERS_EXPERTS && has_experts);
+}
+static inline int model_layers_of(ModelConfig cfg, LayersKind kind) {
+    int layers = 0;
+    for (int l = 0; l < cfg.L; l++) {
+        layers += model_layer_has(cfg, kind, l);
+    }
+    return layers;
+}
+
+// Returns the hidden units of an expert.
+static inline int model_expert_hidden(ModelConfig cfg) { return cfg.Fe > 0 ? cfg.Fe : model_hidden(cfg); }
+
 // Return the MLPs of a block in a process, and the rows of hidden layers for N tokens: N; with
 // experts, a row for each expert that a token takes, and up to 31 rows of padding for each expert
 // (router.h).
@@ -257,17 +279,21 @@ static inline float model_router_factor(ModelConfig cfg) {
     return cfg.router_factor > 0 ? cfg.router_factor : 1;
 }
 
+// Returns the most hidden units of any MLP.
+static inline int model_most_hidden(ModelConfig cfg) {
+    const int F = model_hidden(cfg), Fe = model_expert_hidden(cfg), most = F > Fe ? F : Fe;
+    return most > cfg.Fs ? most : cfg.Fs;
+}
+
 // Returns the elements of the largest matrix of a block; each expert's is a matrix of its own.
 static inline size_t model_largest_matrix(ModelConfig cfg) {
-    const int F = model_hidden(cfg), hidden = model_gates(cfg) * (F > cfg.Fs ? F : cfg.Fs),
-              QKV = model_qkv_size(cfg);
+    const int hidden = model_gates(cfg) * model_most_hidden(cfg), QKV = model_qkv_size(cfg);
     return (size_t)cfg.C * (size_t)(hidden > QKV ? hidden : QKV);
 }
 
 // Returns the most columns of a matrix.
 static inline int model_widest(ModelConfig cfg) {
-    const int Q = model_heads(cfg), F = model_hidden(cfg), hidden = F > cfg.Fs ? F : cfg.Fs,
-              most = Q > hidden ? Q : hidden;
+    const int Q = model_heads(cfg), hidden = model_most_hidden(cfg), most = Q > hidden ? Q : hidden;
     return most > cfg.C ? most : cfg.C;
 }
 
@@ -302,12 +328,9 @@ static inline int model_rope_dims(ModelConfig cfg) {
     return cfg.rope_dims > 0 ? cfg.rope_dims : model_head_size(cfg);
 }
 
-// Returns bit l of a list of layers.
-static inline int model_layer_bit(const uint8_t* layers, int l) { return layers[l / 8] >> l % 8 & 1; }
-
 // Returns the keys that a query of layer l sees; 0: all before it.
 static inline int model_window(ModelConfig cfg, int l) {
-    return model_layer_bit(cfg.windows, l) ? cfg.window : 0;
+    return layer_is_in(cfg.windows, l) ? cfg.window : 0;
 }
 
 // clang-format off
@@ -324,45 +347,49 @@ typedef enum {
     RECOMPUTE_NEVER // generation: no backward pass; only the keys and values of all layers are kept
 } RecomputeLevel;
 
-// Parameters, in the order of llm.c's model files: `rows` x `cols`, once in the model or in each
-// block. A vector is one row; matrices are (out, in). A tensor that a kind does not need has no
-// elements (w: ModelWidths). Padding rows of wte and head (V ... Vp-1) are zero. An update
-// treats each of `parts` equal matrices, one below the other, and one of `apart` rows above them,
-// alone. `init` and `decay`: first values, and whether weight decay applies. `kind` (KIND_...)
-// selects the optimizer's rule, `split` (SPLIT_...) how part.h cuts it. Names in files are in
-// families.h.
-//  name      place  rows                cols              apart    parts         init                decay  kind       split
+// Parameters, in the order of llm.c's model files: `rows` x `cols`, in the blocks of `layers`
+// (LAYERS_...), or once in the model. A vector is one row; matrices are (out, in). A tensor that a
+// kind does not need has no elements (w: ModelWidths). Padding rows of wte and head (V ... Vp-1)
+// are zero. An update treats each of `parts` equal matrices, one below the other, and one of
+// `apart` rows above them, alone. `init` and `decay`: first values, and whether weight decay
+// applies. `kind` (KIND_...) selects the optimizer's rule, `split` (SPLIT_...) how part.h cuts it.
+// Names in files are in families.h.
+//  name      layers   rows                cols              apart    parts         init                decay  kind       split
 #define MODEL_PARAMETERS(X) \
-  X(wte,      ONCE,  w.words,            cfg.C,            0,       1,            INIT_VOCAB,         1,     EMBEDDING, WORDS) /* token embedding; the classifier's weight, too, if it has no head */ \
-  X(wpe,      ONCE,  w.positions,        cfg.C,            0,       1,            INIT_NORMAL,        1,     EMBEDDING, NONE)  /* position embedding */ \
-  X(ln1w,     BLOCK, 1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before attention */ \
-  X(ln1b,     BLOCK, 1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
-  X(qkvw,     BLOCK, w.QKV,              cfg.C,            w.apart, w.parts,      INIT_NORMAL,        1,     MATRIX,    HEADS) /* queries, keys, values */ \
-  X(qkvb,     BLOCK, 1,                  w.qkv_bias,       0,       1,            INIT_ZERO,          0,     VECTOR,    HEADS) \
-  X(qnormw,   BLOCK, 1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* norm of the queries, */ \
-  X(knormw,   BLOCK, 1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* and of the keys; not cut if it is of each head */ \
-  X(sinks,    BLOCK, 1,                  w.sinks,          0,       1,            INIT_NORMAL,        0,     VECTOR,    NONE)  /* of attention, one logit of each head */ \
-  X(attprojw, BLOCK, cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
-  X(attprojb, BLOCK, 1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
-  X(ln1postw, BLOCK, 1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after attention */ \
-  X(ln2w,     BLOCK, 1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the MLP */ \
-  X(ln2b,     BLOCK, 1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
-  X(routerw,  BLOCK, w.E,                cfg.C,            0,       1,            INIT_NORMAL,        1,     ROUTER,    NONE)  /* logits of the experts */ \
-  X(routerwb, BLOCK, 1,                  w.logits_bias,    0,       1,            INIT_ZERO,          0,     VECTOR,    NONE)  /* their bias */ \
-  X(routerb,  BLOCK, 1,                  w.router_bias,    0,       1,            INIT_ZERO,          0,     FIXED,     NONE)  /* added to their scores where experts are chosen */ \
-  X(fcw,      BLOCK, w.mlps * w.G * w.F, cfg.C,            0,       w.mlps * w.G, INIT_NORMAL,        1,     MATRIX,    ROWS)  /* into the MLP's hidden layer: gate, then up; of each expert */ \
-  X(fcb,      BLOCK, 1,                  w.hidden_bias,    0,       1,            INIT_ZERO,          0,     VECTOR,    ROWS)  /* of each expert, one after the other; so is fcprojb */ \
-  X(fcprojw,  BLOCK, w.mlps * cfg.C,     w.F,              0,       w.mlps,       INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream; of each expert */ \
-  X(fcprojb,  BLOCK, 1,                  w.proj_bias,      0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
-  X(sfcw,     BLOCK, w.G * w.Fs,         cfg.C,            0,       w.G,          INIT_NORMAL,        1,     MATRIX,    NONE)  /* of the expert that all tokens take */ \
-  X(sfcprojw, BLOCK, w.shared,           w.Fs,             0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    NONE) \
-  X(ln2postw, BLOCK, 1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after the MLP */ \
-  X(lnfw,     ONCE,  1,                  w.last_norm,      0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the classifier */ \
-  X(lnfb,     ONCE,  1,                  w.last_norm_bias, 0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
-  X(head,     ONCE,  w.head,             cfg.C,            0,       1,            INIT_VOCAB,         1,     HEAD,      WORDS) /* the classifier's weight, if it is not wte */
+  X(wte,      ONCE,    w.words,            cfg.C,            0,       1,            INIT_VOCAB,         1,     EMBEDDING, WORDS) /* token embedding; the classifier's weight, too, if it has no head */ \
+  X(wpe,      ONCE,    w.positions,        cfg.C,            0,       1,            INIT_NORMAL,        1,     EMBEDDING, NONE)  /* position embedding */ \
+  X(ln1w,     ALL,     1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before attention */ \
+  X(ln1b,     ALL,     1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
+  X(qkvw,     ALL,     w.QKV,              cfg.C,            w.apart, w.parts,      INIT_NORMAL,        1,     MATRIX,    HEADS) /* queries, keys, values */ \
+  X(qkvb,     ALL,     1,                  w.qkv_bias,       0,       1,            INIT_ZERO,          0,     VECTOR,    HEADS) \
+  X(qnormw,   ALL,     1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* norm of the queries, */ \
+  X(knormw,   ALL,     1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* and of the keys; not cut if it is of each head */ \
+  X(sinks,    ALL,     1,                  w.sinks,          0,       1,            INIT_NORMAL,        0,     VECTOR,    NONE)  /* of attention, one logit of each head */ \
+  X(attprojw, ALL,     cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
+  X(attprojb, ALL,     1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
+  X(ln1postw, ALL,     1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after attention */ \
+  X(ln2w,     ALL,     1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the MLP */ \
+  X(ln2b,     ALL,     1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
+  X(fcw,      DENSE,   w.G * w.F,          cfg.C,            0,       w.G,          INIT_NORMAL,        1,     MATRIX,    ROWS)  /* into the MLP's hidden layer: gate, then up */ \
+  X(fcb,      DENSE,   1,                  w.hidden_bias,    0,       1,            INIT_ZERO,          0,     VECTOR,    ROWS) \
+  X(fcprojw,  DENSE,   cfg.C,              w.F,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
+  X(fcprojb,  DENSE,   1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
+  X(routerw,  EXPERTS, w.E,                cfg.C,            0,       1,            INIT_NORMAL,        1,     ROUTER,    NONE)  /* logits of the experts */ \
+  X(routerwb, EXPERTS, 1,                  w.logits_bias,    0,       1,            INIT_ZERO,          0,     VECTOR,    NONE)  /* their bias */ \
+  X(routerb,  EXPERTS, 1,                  w.router_bias,    0,       1,            INIT_ZERO,          0,     FIXED,     NONE)  /* added to their scores where experts are chosen */ \
+  X(efcw,     EXPERTS, w.mlps * w.G * w.Fe, cfg.C,          0,       w.mlps * w.G, INIT_NORMAL,        1,     MATRIX,    EXPERTS) /* the MLPs of all experts: gate, then up of each */ \
+  X(efcb,     EXPERTS, 1,                  w.expert_hidden_bias, 0,   1,            INIT_ZERO,          0,     VECTOR,    EXPERTS) /* of each expert, one after the other; so is efcprojb */ \
+  X(efcprojw, EXPERTS, w.mlps * cfg.C,     w.Fe,             0,       w.mlps,       INIT_NORMAL_SCALED, 1,     MATRIX,    EXPERTS) \
+  X(efcprojb, EXPERTS, 1,                  w.expert_bias,    0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    EXPERTS) \
+  X(sfcw,     EXPERTS, w.G * w.Fs,         cfg.C,            0,       w.G,          INIT_NORMAL,        1,     MATRIX,    NONE)  /* of the expert that all tokens take */ \
+  X(sfcprojw, EXPERTS, w.shared,           w.Fs,             0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    NONE) \
+  X(ln2postw, ALL,     1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after the MLP */ \
+  X(lnfw,     ONCE,    1,                  w.last_norm,      0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the classifier */ \
+  X(lnfb,     ONCE,    1,                  w.last_norm_bias, 0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
+  X(head,     ONCE,    w.head,             cfg.C,            0,       1,            INIT_VOCAB,         1,     HEAD,      WORDS) /* the classifier's weight, if it is not wte */
 
-// Activations, for N = B*T tokens. A tensor with `blocks` layers is kept for the backward pass, one
-// per layer, up to the recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor
+// Activations, for N = B*T tokens, of the layers `of` (LAYERS_...). A tensor with `blocks` layers is
+// kept for the backward pass, one per such layer, up to the recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor
 // that is not kept has one buffer for all layers, and the backward pass recomputes it. residual3
 // has `residuals` copies: one per layer, or fewer, which the layers use in turn (layer l uses copy
 // l % residuals). Blocks below `first_block` keep nothing and use copy 0. Logits exist for `chunk`
@@ -376,65 +403,67 @@ typedef enum {
 //
 // If ranks divide experts, hidden layers have H rows, of one rank's tokens at a time; no layer
 // keeps them. `arriving` rows come from the other ranks (expert_parallel.h).
-//  name        layers  tokens kept   cols             dtype    life
+//  name        of   layers  tokens kept   cols             dtype    life
 #define MODEL_ACTIVATIONS(X) \
-  X(encoded,    1,      R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
-  X(encoded_rstd, 1,    R,      BLOCK, w.embedding_rstd,    float,   LIVE_ALWAYS)  /* if the embedding has a norm */ \
-  X(ln1,        blocks, R,      ACTIVATION, w.before_C,     floatX,  LIVE_ALWAYS) \
-  X(ln1_mean,   blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
-  X(ln1_rstd,   blocks, R,      MLP,   w.before,            float,   LIVE_ALWAYS) \
-  X(qkv,        blocks, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
-  X(qk_raw,     blocks, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
-  X(qk_rstd,    blocks, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
-  X(atty,       blocks, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
-  X(att_lse,    blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
-  X(ln1post_in, blocks, R,      MLP,   w.after_C,           floatX,  LIVE_ALWAYS)  /* output of attention, if it has a norm */ \
-  X(ln1post_rstd, blocks, R,    MLP,   w.after,             float,   LIVE_ALWAYS) \
-  X(residual2,  blocks, R,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
-  X(ln2,        blocks, R,      ACTIVATION, w.before_C,     floatX,  LIVE_ALWAYS) \
-  X(ln2_mean,   blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
-  X(ln2_rstd,   blocks, R,      MLP,   w.before,            float,   LIVE_ALWAYS) \
-  X(router_logits, blocks, N,   BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* logits of the experts; with the next five: a Router */ \
-  X(chosen,     blocks, N,      BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* experts that each token takes */ \
-  X(expert_rows, blocks, N,     BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* row of each of them */ \
-  X(expert_order, blocks, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from */ \
-  X(expert_first, blocks, 1,    BLOCK, w.expert_first,      int32_t, LIVE_ALWAYS)  /* first row of each expert; E + 1 */ \
-  X(expert_scale, blocks, M,    BLOCK, w.has_experts,       float,   LIVE_ALWAYS)  /* weight of each row in its token's sum */ \
-  X(expert_counts, blocks, 1,   BLOCK, w.expert_counts,     int32_t, LIVE_ALWAYS)  /* tokens of each rank that take each expert, if ranks divide them */ \
-  X(fch,        hidden, H,      NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
-  X(fch_act,    hidden, H,      NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
-  X(sfch,       blocks, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
-  X(sfch_act,   blocks, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
-  X(ln2post_in, blocks, R,      MLP,   w.after_C,           floatX,  LIVE_ALWAYS)  /* output of the MLP, if it has a norm */ \
-  X(ln2post_rstd, blocks, R,    BLOCK, w.after,             float,   LIVE_ALWAYS) \
-  X(residual3,  residuals, R,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
-  X(lnf,        1,      R,      BLOCK, w.last_C,              floatX,  LIVE_ALWAYS) \
-  X(lnf_mean,   1,      R,      BLOCK, w.last_mean,         float,   LIVE_ALWAYS) \
-  X(lnf_rstd,   1,      R,      BLOCK, w.is_last,           float,   LIVE_ALWAYS) \
-  X(logits,     1,      chunk,  BLOCK, w.last_words,        floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
-  X(word_rows,  1,      ranks * chunk, BLOCK, w.word_rows, float, LIVE_CLASSIFIER)  /* what each tensor rank keeps of a token's logits (cross_entropy.h) */ \
-  X(all_logits, 1,      decoded, NEVER, w.all_words,        floatX,  LIVE_PASS)  /* of all tensor ranks, one after the other; then token by token */ \
-  X(kv,         cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
-  X(losses,     1,      trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
-  X(branch,     1,      R,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
-  X(dbranch,    1,      trained_R, BLOCK, w.dbranch,         floatX,  LIVE_PASS)  /* gradient of that output, if it has a norm or a factor */ \
-  X(gathered,   1,      2 * trained, BLOCK, w.cut_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
-  X(parts,      1,      N,     BLOCK, w.cut_C,           floatX,  LIVE_PASS)  /* matmul of this rank, a part of a sum */ \
-  X(arrived,    1,      traveling, BLOCK, w.cut_C,  floatX,  LIVE_PASS)  /* parts of all tensor ranks, of this rank's tokens */ \
-  X(dresidual,  1,      trained_R, BLOCK, cfg.C,               floatX,  LIVE_SENT)  /* gradient of the residual stream */ \
-  X(expert_in,  1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
-  X(expert_out, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
-  X(arrived_in, 1,      arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK)   /* rows of another rank that this rank's experts take; so are the next ones */ \
-  X(arrived_out, 1,     arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK) \
-  X(arrived_order, 1,   arriving, BLOCK, w.arrived,         int32_t, LIVE_BLOCK) \
-  X(arrived_first, 1,   1,      BLOCK, w.arrived_first,     int32_t, LIVE_BLOCK) \
-  X(arrived_scale, 1,   arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
-  X(darrived_scale, 1,  arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
-  X(dexpert_scale, 1,   trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
-  X(drouter_logits, 1,  trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
-  X(qk_sums,    1,      ranks * N, BLOCK, w.qk_sums,          float,   LIVE_BLOCK)   /* of norms of all heads together, if tensor ranks cut them: HeadsSums of all ranks */ \
-  X(dqkv,       1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
-  X(dfch,       1,      trained_H, BLOCK, w.dfch,              floatX,  LIVE_BLOCK)  /* memory for sums in attention's turn */
+  X(encoded,    ALL, 1,      R,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
+  X(encoded_rstd, ALL, 1,    R,      BLOCK, w.embedding_rstd,    float,   LIVE_ALWAYS)  /* if the embedding has a norm */ \
+  X(ln1,        ALL, blocks, R,      ACTIVATION, w.before_C,     floatX,  LIVE_ALWAYS) \
+  X(ln1_mean,   ALL, blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
+  X(ln1_rstd,   ALL, blocks, R,      MLP,   w.before,            float,   LIVE_ALWAYS) \
+  X(qkv,        ALL, blocks, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
+  X(qk_raw,     ALL, blocks, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
+  X(qk_rstd,    ALL, blocks, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
+  X(atty,       ALL, blocks, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(att_lse,    ALL, blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(ln1post_in, ALL, blocks, R,      MLP,   w.after_C,           floatX,  LIVE_ALWAYS)  /* output of attention, if it has a norm */ \
+  X(ln1post_rstd, ALL, blocks, R,    MLP,   w.after,             float,   LIVE_ALWAYS) \
+  X(residual2,  ALL, blocks, R,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
+  X(ln2,        ALL, blocks, R,      ACTIVATION, w.before_C,     floatX,  LIVE_ALWAYS) \
+  X(ln2_mean,   ALL, blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
+  X(ln2_rstd,   ALL, blocks, R,      MLP,   w.before,            float,   LIVE_ALWAYS) \
+  X(router_logits, EXPERTS, blocks, N,   BLOCK, w.E,                 float,   LIVE_ALWAYS)  /* logits of the experts; with the next five: a Router */ \
+  X(chosen,     EXPERTS, blocks, N,      BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* experts that each token takes */ \
+  X(expert_rows, EXPERTS, blocks, N,     BLOCK, w.E_used,            int32_t, LIVE_ALWAYS)  /* row of each of them */ \
+  X(expert_order, EXPERTS, blocks, M,    BLOCK, w.has_experts,       int32_t, LIVE_ALWAYS)  /* place in `chosen` that each row comes from */ \
+  X(expert_first, EXPERTS, blocks, 1,    BLOCK, w.expert_first,      int32_t, LIVE_ALWAYS)  /* first row of each expert; E + 1 */ \
+  X(expert_scale, EXPERTS, blocks, M,    BLOCK, w.has_experts,       float,   LIVE_ALWAYS)  /* weight of each row in its token's sum */ \
+  X(expert_counts, EXPERTS, blocks, 1,   BLOCK, w.expert_counts,     int32_t, LIVE_ALWAYS)  /* tokens of each rank that take each expert, if ranks divide them */ \
+  X(fch,        DENSE, blocks, N,     NORMS, w.G * w.F,           floatX,  LIVE_ALWAYS)  /* hidden layer before the activation function */ \
+  X(fch_act,    DENSE, blocks, N,     NONE,  w.F,                 floatX,  LIVE_ALWAYS)  /* hidden layer after it */ \
+  X(efch,       EXPERTS, hidden, H,   NORMS, w.G * w.Fe,          floatX,  LIVE_ALWAYS)  /* of the experts, the same */ \
+  X(efch_act,   EXPERTS, hidden, H,   NONE,  w.Fe,                floatX,  LIVE_ALWAYS) \
+  X(sfch,       EXPERTS, blocks, N,      NORMS, w.G * w.Fs,          floatX,  LIVE_ALWAYS)  /* of the expert that all tokens take */ \
+  X(sfch_act,   EXPERTS, blocks, N,      NONE,  w.Fs,                floatX,  LIVE_ALWAYS) \
+  X(ln2post_in, ALL, blocks, R,      MLP,   w.after_C,           floatX,  LIVE_ALWAYS)  /* output of the MLP, if it has a norm */ \
+  X(ln2post_rstd, ALL, blocks, R,    BLOCK, w.after,             float,   LIVE_ALWAYS) \
+  X(residual3,  ALL, residuals, R,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
+  X(lnf,        ALL, 1,      R,      BLOCK, w.last_C,              floatX,  LIVE_ALWAYS) \
+  X(lnf_mean,   ALL, 1,      R,      BLOCK, w.last_mean,         float,   LIVE_ALWAYS) \
+  X(lnf_rstd,   ALL, 1,      R,      BLOCK, w.is_last,           float,   LIVE_ALWAYS) \
+  X(logits,     ALL, 1,      chunk,  BLOCK, w.last_words,        floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
+  X(word_rows,  ALL, 1,      ranks * chunk, BLOCK, w.word_rows, float, LIVE_CLASSIFIER)  /* what each tensor rank keeps of a token's logits (cross_entropy.h) */ \
+  X(all_logits, ALL, 1,      decoded, NEVER, w.all_words,        floatX,  LIVE_PASS)  /* of all tensor ranks, one after the other; then token by token */ \
+  X(kv,         ALL, cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
+  X(losses,     ALL, 1,      trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
+  X(branch,     ALL, 1,      R,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
+  X(dbranch,    ALL, 1,      trained_R, BLOCK, w.dbranch,         floatX,  LIVE_PASS)  /* gradient of that output, if it has a norm or a factor */ \
+  X(gathered,   ALL, 1,      2 * trained, BLOCK, w.cut_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
+  X(parts,      ALL, 1,      N,     BLOCK, w.cut_C,           floatX,  LIVE_PASS)  /* matmul of this rank, a part of a sum */ \
+  X(arrived,    ALL, 1,      traveling, BLOCK, w.cut_C,  floatX,  LIVE_PASS)  /* parts of all tensor ranks, of this rank's tokens */ \
+  X(dresidual,  ALL, 1,      trained_R, BLOCK, cfg.C,               floatX,  LIVE_SENT)  /* gradient of the residual stream */ \
+  X(expert_in,  ALL, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
+  X(expert_out, ALL, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
+  X(arrived_in, ALL, 1,      arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK)   /* rows of another rank that this rank's experts take; so are the next ones */ \
+  X(arrived_out, ALL, 1,     arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK) \
+  X(arrived_order, ALL, 1,   arriving, BLOCK, w.arrived,         int32_t, LIVE_BLOCK) \
+  X(arrived_first, ALL, 1,   1,      BLOCK, w.arrived_first,     int32_t, LIVE_BLOCK) \
+  X(arrived_scale, ALL, 1,   arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
+  X(darrived_scale, ALL, 1,  arriving, BLOCK, w.arrived,         float,   LIVE_BLOCK) \
+  X(dexpert_scale, ALL, 1,   trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
+  X(drouter_logits, ALL, 1,  trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
+  X(qk_sums,    ALL, 1,      ranks * N, BLOCK, w.qk_sums,          float,   LIVE_BLOCK)   /* of norms of all heads together, if tensor ranks cut them: HeadsSums of all ranks */ \
+  X(dqkv,       ALL, 1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
+  X(dfch,       ALL, 1,       trained, BLOCK, dfch,             floatX,  LIVE_BLOCK)  /* gradient of a hidden layer: (N, G F), (H, G Fe) or (N, G Fs); memory for sums (B, QKV) in attention's turn */
 // clang-format on
 
 #define MODEL_MEMBER_(name, ...) floatX* name;
@@ -443,7 +472,7 @@ typedef struct {
 } ModelParameters;
 #undef MODEL_MEMBER_
 
-#define MODEL_MEMBER_(name, layers, tokens, kept, cols, dtype, life) dtype* name;
+#define MODEL_MEMBER_(name, of, layers, tokens, kept, cols, dtype, life) dtype* name;
 typedef struct {
     MODEL_ACTIVATIONS(MODEL_MEMBER_)
 } ModelActivations;
@@ -460,38 +489,40 @@ enum {
 // columns of all keys. words, positions and head are rows: of wte, of wpe, of the classifier's own
 // matrix; then follow vectors, and columns of activations.
 typedef struct {
-    int Q, K, QKV, F, G;
+    int Q, K, QKV, F, Fe, G;
     int words, positions, head;
     int last_norm, last_norm_bias;
     int is_last, last_C, last_mean, last_words; // sizes of what only the last stage has
     int apart, parts; // rows of the queries' matrix, if another size than the keys'; equal matrices
-    int norm, norm_bias, qkv_bias, bias, hidden_bias, proj_bias, query_norm, key_norm, sinks;
+    int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm, sinks;
     int norm_after, before, before_C, after, after_C, dbranch; // norms of branches
-    int mean, embedding_rstd, raw, unit_rstd, branch, dqkv, dfch;
+    int mean, embedding_rstd, raw, unit_rstd, branch, dqkv;
     int cut_C, word_rows, all_words, qk_sums; // if tensors are cut
-    int mlps, Fs, shared;                     // an MLP's equal matrices; of the shared expert
+    int mlps, Fs, shared;                     // experts; of the shared one
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias, logits_bias;
+    int expert_hidden_bias, expert_bias;
     int expert_counts, arrived, arrived_first, arrived_C; // if ranks divide experts
 } ModelWidths;
 
 static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
     w->mlps = model_mlps(cfg);
+    w->Fe = model_expert_hidden(cfg);
     w->Fs = cfg.Fs;
     w->shared = cfg.Fs > 0 ? cfg.C : 0;
     w->has_experts = cfg.E > 0;
     w->E = cfg.E, w->E_used = cfg.E_used;
     w->expert_first = cfg.E > 0 ? cfg.E + 1 : 0;
     w->expert = cfg.E > 0 ? cfg.C : 0;
-    w->dscale = cfg.E > 0 ? 1 + w->F / 32 : 0;
+    w->dscale = cfg.E > 0 ? 1 + w->Fe / 32 : 0;
     w->arrived = model_divides_experts(cfg);
     w->expert_counts = w->arrived * cfg.part.expert_ranks * cfg.E;
     w->arrived_first = w->arrived * (w->mlps + 1);
     w->arrived_C = w->arrived * cfg.C;
     w->dlogits = (cfg.E + 7) / 8 * 8;
-    w->dfch = w->dfch > w->G * cfg.Fs ? w->dfch : w->G * cfg.Fs;
     w->router_bias = model_architecture(cfg.arch)->router == ROUTER_SIGMOID ? cfg.E : 0;
     w->logits_bias = w->bias > 0 ? cfg.E : 0;
-    w->hidden_bias *= w->mlps, w->proj_bias *= w->mlps;
+    w->expert_hidden_bias = w->bias > 0 ? w->mlps * w->G * w->Fe : 0;
+    w->expert_bias = w->mlps * w->bias;
 }
 
 static inline ModelWidths model_widths(ModelConfig cfg) {
@@ -516,7 +547,6 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.last_norm_bias = model_has_last(cfg) && norm.has_bias ? cfg.C : 0;
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;
     w.bias = has_biases ? cfg.C : 0;
-    w.proj_bias = w.bias;
     w.hidden_bias = has_biases ? G * F : 0;
     w.query_norm = !heads.has_weights ? 0 : heads.is_together ? Q : HS;
     w.key_norm = heads.is_together ? K : w.query_norm;
@@ -534,27 +564,38 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.word_rows = model_is_cut(cfg) && w.is_last ? 4 : 0; // sizeof(CrossEntropySlice) / 4
     w.qk_sums = model_is_cut(cfg) && heads.is_together ? (int)(sizeof(HeadsSums) / sizeof(float)) : 0;
     w.all_words = model_is_cut(cfg) ? w.last_words * model_tensor_ranks(cfg) : 0;
-    w.dqkv = w.QKV > G * F / 32 ? w.QKV : G * F / 32; // (N/32, G F)
-    w.dfch = G * F > w.QKV ? G * F : w.QKV;           // (B, QKV)
+    const int sums = G * model_most_hidden(cfg) / 32; // (N/32, G F)
+    w.dqkv = w.QKV > sums ? w.QKV : sums;
     model_expert_widths_(&w, cfg);
     return w;
-}
-
-// Returns 1 for a parameter that each expert has.
-static inline int model_is_of_experts_(size_t member) {
-    return member == offsetof(ModelParameters, fcw) || member == offsetof(ModelParameters, fcb) ||
-           member == offsetof(ModelParameters, fcprojw) || member == offsetof(ModelParameters, fcprojb);
 }
 
 // Returns how a parameter is cut: as its row says, or if experts are divided, into whole experts.
 // All heads have the same norm, unless it is of all together.
 static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelConfig cfg) {
-    const int is_of_heads =
-        member == offsetof(ModelParameters, qnormw) || member == offsetof(ModelParameters, knormw);
+    const int is_expert = split == SPLIT_EXPERTS,
+              is_of_heads =
+                  member == offsetof(ModelParameters, qnormw) || member == offsetof(ModelParameters, knormw);
     if (is_of_heads && !heads_parts(model_architecture(cfg.arch)->heads).is_together) {
         return SPLIT_NONE;
     }
-    return !model_divides_experts(cfg) ? split : model_is_of_experts_(member) ? SPLIT_EXPERTS : SPLIT_NONE;
+    return model_divides_experts(cfg) == is_expert ? split : SPLIT_NONE;
+}
+
+// Sets the layers of a row: `most` copies if all layers have the tensor. It is absent if none has.
+static inline void model_row_layers_(TensorRow* row, ModelConfig cfg, LayersKind kind, int most) {
+    const int has = kind == LAYERS_ALL || kind == LAYERS_ONCE ? cfg.L : model_layers_of(cfg, kind);
+    row->rows = has > 0 ? row->rows : 0;
+    row->cols = has > 0 ? row->cols : 0;
+    row->blocks = tensor_is_absent(row) ? 0 : most;
+    row->is_partial = !tensor_is_absent(row) && has < cfg.L;
+    row->uses = tensor_is_absent(row) ? 0 : kind == LAYERS_ONCE ? 1 : has;
+    memset(row->without, 0xff, sizeof(row->without));
+    for (int l = 0; l < cfg.L && row->is_partial; l++) {
+        row->without[l / 8] ^= (uint8_t)(model_layer_has(cfg, kind, l) << l % 8);
+    }
+    const int copies = most > 1 ? tensor_copies_before(row, row->blocks) : row->blocks;
+    row->layers = copies > 0 || tensor_is_absent(row) ? copies : 1; // layers that keep nothing share it
 }
 
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
@@ -565,22 +606,21 @@ static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelCo
 // into `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its end is
 // always zero.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
-                                           size_t element_bytes, int shards, unsigned frozen) {
+                                           size_t element_bytes, int shards, TensorSet frozen) {
     const ModelWidths w = model_widths(cfg);
     const int has_cuts = model_divides_experts(cfg);
     TensorRow* row = rows;
-#define MODEL_ROW_(name_, place_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)                \
+#define MODEL_ROW_(name_, layers_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)               \
     row->name = #name_;                                                                                      \
-    row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                        \
+    row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                                                          \
     row->places = 1;                                                                                         \
-    row->in_block = PLACE_##place_ == PLACE_BLOCK;                                                           \
-    row->place = has_cuts && row->split == SPLIT_NONE ? PLACE_ONCE : PLACE_##place_;                         \
+    row->in_block = LAYERS_##layers_ != LAYERS_ONCE;                                                         \
+    row->place = row->in_block && !(has_cuts && row->split == SPLIT_NONE) ? PLACE_BLOCK : PLACE_ONCE;        \
     row->rows = (size_t)(rows_);                                                                             \
     row->cols = (size_t)(cols_);                                                                             \
-    row->layers = tensor_is_absent(row) ? 0 : row->in_block ? model_copies(cfg) : 1;                         \
     row->repeats = model_copy_repeats(cfg);                                                                  \
-    row->uses = tensor_is_absent(row) ? 0 : row->in_block ? cfg.L : 1;                                       \
     row->first_layer = 0;                                                                                    \
+    model_row_layers_(row, cfg, LAYERS_##layers_, row->in_block ? model_copies(cfg) : 1);                    \
     row->element_bytes = element_bytes;                                                                      \
     row->apart = (size_t)(apart_);                                                                           \
     row->parts = parts_;                                                                                     \
@@ -590,7 +630,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     row->kind = KIND_##kind_;                                                                                \
     row->life = LIVE_ALWAYS;                                                                                 \
     row->member = offsetof(ModelParameters, name_);                                                          \
-    row->experts = model_is_of_experts_(row->member) ? model_mlps(cfg) : 1;                                  \
+    row->experts = SPLIT_##split_ == SPLIT_EXPERTS ? w.mlps : 1;                                             \
     row++;
     MODEL_PARAMETERS(MODEL_ROW_)
 #undef MODEL_ROW_
@@ -626,6 +666,15 @@ static inline size_t model_classifier_chunk(ModelConfig cfg, size_t N) {
     return (N + parts - 1) / parts;
 }
 
+// Returns the columns of N rows in which any gradient of a hidden layer has room: of N tokens, or H
+// rows of experts.
+static inline size_t model_hidden_columns_(ModelConfig cfg, const ModelWidths* w, size_t N, size_t H) {
+    const int F = model_layers_of(cfg, LAYERS_DENSE) > 0 ? w->F : 0, most = w->G * (F > w->Fs ? F : w->Fs);
+    const size_t tokens = (size_t)(most > w->QKV ? most : w->QKV),
+                 experts = cfg.E > 0 ? (H * (size_t)(w->G * w->Fe) + N - 1) / N : 0;
+    return tokens > experts ? tokens : experts;
+}
+
 // Returns how many micro-batches need a tensor at a time.
 static inline int model_places_of_(ModelConfig cfg, TensorLife life) {
     return life == LIVE_ALWAYS ? model_places(cfg) : life == LIVE_SENT && model_is_stage(cfg) ? 2 : 1;
@@ -647,22 +696,23 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     const size_t ranks = (size_t)model_tensor_ranks(cfg), R = is_trained ? model_stream_rows(cfg, N) : N,
                  trained_R = is_trained ? R : 0, traveling = ranks * R, decoded = is_trained ? 0 : 2 * chunk;
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0, H = model_hidden_rows(cfg, N),
-                 trained_H = is_trained ? H : 0, arriving = H;
+                 arriving = H;
     const int hidden = model_divides_experts(cfg) ? 1 : blocks;
     ModelWidths w = model_widths(cfg);
+    const size_t dfch = model_hidden_columns_(cfg, &w, N, H);
     if (!is_trained) { // every stage samples
         w.last_words = cfg.Vp;
         w.all_words = model_is_cut(cfg) ? cfg.Vp * (int)ranks : 0;
     }
     TensorRow* row = rows;
-#define MODEL_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                     \
+#define MODEL_ROW_(name_, of_, layers_, tokens_, kept_, cols_, dtype_, life_)                                \
     row->name = #name_;                                                                                      \
     row->rows = tokens_;                                                                                     \
     row->cols = (size_t)(cols_);                                                                             \
-    row->layers = tensor_is_absent(row) ? 0 : recompute > RECOMPUTE_##kept_ ? 1 : layers_;                   \
     row->split = SPLIT_NONE;                                                                                 \
-    row->repeats = row->uses = 1;                                                                            \
+    row->repeats = 1;                                                                                        \
     row->first_layer = first_block;                                                                          \
+    model_row_layers_(row, cfg, LAYERS_##of_, recompute > RECOMPUTE_##kept_ ? 1 : layers_);                  \
     row->element_bytes = sizeof(dtype_);                                                                     \
     row->init = INIT_ZERO;                                                                                   \
     row->stream = 0;                                                                                         \
@@ -697,17 +747,26 @@ static inline int model_group_layer(ModelConfig cfg, int g) {
 }
 static inline int model_group(ModelConfig cfg, int l) { return 1 + model_copy(cfg, l); }
 
+// Moves the pointer of a row in `pointers` from the first copy to that of layer l; NULL: it has none.
+static inline void model_advance_(void* pointers, const TensorRow* row, int l) {
+    if (tensor_has_layer(row, l)) {
+        tensor_advance(pointers, row, tensor_copy(row, l));
+    } else {
+        tensor_clear(pointers, row);
+    }
+}
+
 // Return the pointers of layer l: .qkvw is that layer's.
 static inline ModelParameters model_parameters_at_layer(ModelParameters all, const TensorRow* rows, int l) {
     for (int row = 0; row < MODEL_PARAMETER_ROWS; row++) {
-        tensor_advance(&all, &rows[row], tensor_copy(&rows[row], l));
+        model_advance_(&all, &rows[row], l);
     }
     return all;
 }
 static inline ModelActivations model_activations_at_layer(ModelActivations all, const TensorRow* rows,
                                                           int l) {
     for (int row = 0; row < MODEL_ACTIVATION_ROWS; row++) {
-        tensor_advance(&all, &rows[row], tensor_copy(&rows[row], l));
+        model_advance_(&all, &rows[row], l);
     }
     return all;
 }
@@ -803,10 +862,13 @@ static inline int model_check_experts_(ModelConfig cfg, const char* path, char* 
         return error_set(error, path, "a shared expert of %d hidden units in a model of %s, wanted none",
                          cfg.Fs, model_architecture(cfg.arch)->word);
     }
-    if (cfg.Fs < 0 || cfg.Fs > 1 << 20) {
-        return error_set(error, path, "a shared expert of %d hidden units, wanted 0 to %d", cfg.Fs, 1 << 20);
+    if (cfg.Fs < 0 || cfg.Fs > 1 << 20 || cfg.Fe < 0 || cfg.Fe > 1 << 20) {
+        return error_set(error, path, "an expert of %d hidden units, a shared one of %d, wanted 0 to %d",
+                         cfg.Fe, cfg.Fs, 1 << 20);
     }
-    return 1;
+    return cfg.dense_layers == 0 || (has_router && 0 < cfg.dense_layers && cfg.dense_layers < cfg.L) ||
+           error_set(error, path, "%d layers without experts, wanted 0 to %d", cfg.dense_layers,
+                     has_router ? cfg.L - 1 : 0);
 }
 
 // Returns 1 if sizes read from the file `path` are possible for a model; if not, 0 and the reason

@@ -11,8 +11,8 @@ Rank i of t tensor ranks has
 
 All else is whole in every rank. A rank's part of a matrix is a matrix of its own in memory.
 
-A run may instead divide the experts: rank i of e has experts i E/e, ..., which are rows of fcw and
-fcprojw.
+A run may instead divide the experts: rank i of e has experts i E/e, ..., which are rows of efcw and
+efcprojw.
 
 Such a part of some layers is a smaller model: model_part_of returns its sizes. The files of a
 model, and its first random values, are always those of the whole.
@@ -30,7 +30,8 @@ extern "C" {
 // layers that exist.
 ModelConfig model_part_of(ModelConfig whole, ModelPart part);
 
-// Returns the sizes of the model that a part belongs to, except its lists of layers.
+// Returns the sizes of the model that a part belongs to, except its lists of layers: only the kinds
+// of the part's layers are right.
 ModelConfig model_of_part(ModelConfig own);
 
 // Returns the reason why t ranks cannot cut a model into parts of a multiple of `unit` columns;
@@ -61,10 +62,10 @@ PartRun part_run(const TensorRow* row, ModelConfig whole, ModelPart part, size_t
 // ---- sizes ----
 
 // Keeps the bits of the part's layers in a list of layers.
-static void part_shift_layers_(uint8_t layers[(MODEL_MAX_LAYERS + 7) / 8], ModelPart part) {
-    uint8_t own[(MODEL_MAX_LAYERS + 7) / 8] = {0};
+static void part_shift_layers_(uint8_t layers[LAYER_SET_BYTES], ModelPart part) {
+    uint8_t own[LAYER_SET_BYTES] = {0};
     for (int l = 0; l < part.layers; l++) {
-        own[l / 8] |= (uint8_t)(model_layer_bit(layers, part.first_layer + l) << l % 8);
+        own[l / 8] |= (uint8_t)(layer_is_in(layers, part.first_layer + l) << l % 8);
     }
     memcpy(layers, own, sizeof(own));
 }
@@ -83,6 +84,8 @@ ModelConfig model_part_of(ModelConfig whole, ModelPart part) {
         cfg.L = part.layers;
         part_shift_layers_(cfg.windows, part);
         part_shift_layers_(cfg.unrotated, part);
+        const int dense = whole.dense_layers - part.first_layer;
+        cfg.dense_layers = dense < 0 ? 0 : dense < part.layers ? dense : part.layers;
     }
     cfg.part = part;
     return cfg;
@@ -98,6 +101,7 @@ ModelConfig model_of_part(ModelConfig own) {
         cfg.Vp = own.Vp * t;
     }
     cfg.L = model_layers(own);
+    cfg.dense_layers += own.dense_layers > 0 ? own.part.first_layer : 0;
     memset(&cfg.part, 0, sizeof(cfg.part));
     return cfg;
 }

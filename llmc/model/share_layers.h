@@ -28,6 +28,9 @@ extern "C" {
 // `error` if the text is invalid, or does not fit L.
 int share_parse(int* share, int L, const char* text, char* error);
 
+// Returns 1 if layers that share parameters have the same ones; if not, 0 and the reason in `error`.
+int share_check(ModelConfig cfg, char* error);
+
 // ---- the backward pass ----
 
 // Returns 1 if several blocks are repeated: other layers lie between two that share parameters.
@@ -79,6 +82,19 @@ int share_parse(int* share, int L, const char* text, char* error) {
     }
     return L % multiple == 0 || error_set(error, "--share-layers",
                                           "%s with %d layers; wanted a multiple of %d", text, L, multiple);
+}
+
+int share_check(ModelConfig cfg, char* error) {
+    for (int l = 0; l < cfg.L; l++) {
+        const int lowest = model_group_layer(cfg, model_group(cfg, l)),
+                  has = model_layer_has(cfg, LAYERS_EXPERTS, l);
+        if (has != model_layer_has(cfg, LAYERS_EXPERTS, lowest)) {
+            return error_set(error, "--share-layers",
+                             "layers %d and %d would share parameters, but only layer %d has experts", lowest,
+                             l, has ? l : lowest);
+        }
+    }
+    return 1;
 }
 
 #endif // SHARE_LAYERS_IMPLEMENTATION

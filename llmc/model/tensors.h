@@ -8,10 +8,15 @@ files and reports are loops over rows; nothing here knows a tensor by its name.
     groups   parameters that are gathered, reduced and updated together: group 0 is everything
              outside of blocks, group 1 + k is block k
     blocks   parameters of a layer
+
+Layers need not be alike: a row lists those that have its tensor. All blocks of parameters have the
+same size and offsets, so tensors that no layer has together share a place: a block of few tensors
+leaves a part of its memory unused. Outside of that, only layers that have a tensor have a copy.
 */
 #ifndef LLMC_TENSORS_H
 #define LLMC_TENSORS_H
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -39,6 +44,19 @@ typedef enum {
     TENSOR_KINDS
 } TensorKind;
 
+// A set of tensors: bit i is row i of their table.
+typedef uint64_t TensorSet;
+enum { TENSOR_SET_MOST = 64 };
+
+static inline TensorSet tensor_bit(int i) { return (TensorSet)1 << i; }
+static inline int tensor_is_in(TensorSet set, int i) { return (int)(set >> i & 1); }
+
+// A set of layers: bit l % 8 of byte l / 8 is layer l.
+enum { MODEL_MAX_LAYERS = 1000, LAYER_SET_BYTES = (MODEL_MAX_LAYERS + 7) / 8 };
+
+static inline int layer_is_in(const uint8_t set[LAYER_SET_BYTES], int l) { return set[l / 8] >> l % 8 & 1; }
+static inline void layer_add(uint8_t set[LAYER_SET_BYTES], int l) { set[l / 8] |= (uint8_t)(1 << l % 8); }
+
 // Places in memory: outside of blocks, or in each block of parameters.
 typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 
@@ -59,11 +77,15 @@ typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER, LIVE_PASS, LIVE_SENT } 
 typedef struct {
     const char* name;
     int layers; // copies in memory: 1 if all layers share one, 2 if they take turns
+    // copies if all layers had the tensor; true: some have not, and which
+    int blocks, is_partial;
+    uint8_t without[LAYER_SET_BYTES];
     // activations only: micro-batches that need it at a time (pipeline.h), which take turns; each
     // has copies of all layers
     int places;
     int repeats; // consecutive layers that share a copy
-    // parameters only: layers of the model that use one of the copies
+    // parameters only: layers of the model that use one of the copies (tensor_layer); 1 outside of
+    // them
     int uses;
     // layer that uses copy 0; so do those below it, which keep nothing
     int first_layer;
@@ -83,7 +105,8 @@ typedef struct {
     TensorLife life;
     size_t offset_bytes; // offset of layer 0 in the allocation
     size_t group_bytes;  // parameters only: offset of the group of layer 0
-    size_t layer_bytes;  // distance from a layer to the next; 0 if memory has only one
+    size_t layer_bytes;  // distance from a copy to the next; 0 if memory has only one
+    int by_block;        // true: from a block to the next, which may have no copy
     size_t member;       // offset of the pointer in the struct
     uint64_t stream;     // parameters only: random stream of the first values
 } TensorRow;
@@ -137,6 +160,7 @@ static inline size_t tensor_rows_place_(TensorRow* rows, int count, TensorLife l
         const size_t align = TENSOR_ALIGN * rows[i].element_bytes;
         if (rows[i].life == life) {
             rows[i].offset_bytes = (at + align - 1) / align * align;
+            rows[i].by_block = 0;
             rows[i].layer_bytes =
                 rows[i].layers > 1 ? tensor_layer_elements(&rows[i]) * rows[i].element_bytes : 0;
             at = rows[i].offset_bytes + (size_t)(rows[i].places - 1) * tensor_place_bytes(&rows[i]) +
@@ -179,22 +203,84 @@ static inline size_t tensor_bytes_in_group(const TensorRow* row) {
     return tensor_room_in_group(row) * row->element_bytes;
 }
 
-// Places the tensors of one group (below) that have a bit in `rows_of_part` from element `at` on;
-// returns their end.
-static inline size_t tensor_place_part_(TensorRow* rows, int count, TensorPlace place, unsigned rows_of_part,
-                                        size_t at) {
-    for (int i = 0; i < count; i++) {
-        if (rows[i].place == place && rows_of_part >> i & 1) {
-            rows[i].offset_bytes = array_bytes(at, rows[i].element_bytes);
-            at += tensor_room_in_group(&rows[i]);
-        }
+// ---- layers that have a tensor ----
+
+static inline int tensor_has_layer(const TensorRow* row, int l) {
+    return !row->is_partial || !layer_is_in(row->without, l);
+}
+
+// Returns the lowest layer of the layers that share copy number k of those that all layers would
+// have.
+static inline int tensor_block_layer_(const TensorRow* row, int k) {
+    return row->first_layer + k * row->repeats;
+}
+
+// Returns how many of the first `count` of these copies exist.
+static inline int tensor_copies_before(const TensorRow* row, int count) {
+    int copies = 0;
+    for (int k = 0; k < count && row->is_partial; k++) {
+        copies += tensor_has_layer(row, tensor_block_layer_(row, k));
     }
-    return at;
+    return row->is_partial ? copies : count;
+}
+
+// Returns the number that copy k would have if all layers had one.
+static inline int tensor_copy_block(const TensorRow* row, int k) {
+    int block = k;
+    for (; row->is_partial && tensor_copies_before(row, block + 1) <= k;) {
+        block++;
+    }
+    return block;
+}
+
+// Returns 1 if blocks j and k of parameters have the same tensors.
+static inline int tensor_blocks_match(const TensorRow* rows, int count, int j, int k) {
+    int match = 1;
+    for (int i = 0; i < count; i++) {
+        match &= tensor_has_layer(&rows[i], tensor_block_layer_(&rows[i], j)) ==
+                 tensor_has_layer(&rows[i], tensor_block_layer_(&rows[i], k));
+    }
+    return match;
+}
+
+// True if some layer has both tensors.
+static inline int tensors_meet_(const TensorRow* a, const TensorRow* b) {
+    int meet = !a->is_partial || !b->is_partial;
+    for (int i = 0; i < LAYER_SET_BYTES && !meet; i++) {
+        meet = (uint8_t) ~(a->without[i] | b->without[i]) != 0;
+    }
+    return meet;
+}
+
+// ---- places of parameters ----
+
+// Places the tensors of one group (below) in `part` from element `at` on, each behind those before
+// it that a layer has with it; returns their end.
+static inline size_t tensor_place_part_(TensorRow* rows, int count, TensorPlace place, TensorSet part,
+                                        size_t at) {
+    size_t ends[TENSOR_SET_MOST], end = at;
+    assert(count <= TENSOR_SET_MOST);
+    for (int i = 0; i < count; i++) {
+        size_t begin = at;
+        ends[i] = at;
+        if (rows[i].place != place || !tensor_is_in(part, i)) {
+            continue;
+        }
+        for (int k = 0; k < i; k++) {
+            const int is_before =
+                ends[k] > begin && (place == PLACE_ONCE || tensors_meet_(&rows[k], &rows[i]));
+            begin = is_before ? ends[k] : begin;
+        }
+        rows[i].offset_bytes = array_bytes(begin, rows[i].element_bytes);
+        ends[i] = begin + tensor_room_in_group(&rows[i]);
+        end = ends[i] > end ? ends[i] : end;
+    }
+    return end;
 }
 
 // Places a group from element `begin` on: its trained tensors, then its frozen ones, both padded to
 // whole shards. Returns its end.
-static inline size_t tensor_place_group_(TensorRow* rows, int count, TensorPlace place, unsigned frozen,
+static inline size_t tensor_place_group_(TensorRow* rows, int count, TensorPlace place, TensorSet frozen,
                                          size_t begin, int shards) {
     const size_t unit = (size_t)shards * TENSOR_SHARD_UNIT,
                  trained = tensor_place_part_(rows, count, place, ~frozen, begin) - begin,
@@ -204,15 +290,17 @@ static inline size_t tensor_place_group_(TensorRow* rows, int count, TensorPlace
 }
 
 // Places all groups, with `copies` blocks; returns the bytes of the allocation.
-static inline size_t tensor_place_groups(TensorRow* rows, int count, int copies, unsigned frozen,
+static inline size_t tensor_place_groups(TensorRow* rows, int count, int copies, TensorSet frozen,
                                          int shards) {
     const size_t bytes = rows[0].element_bytes;
     const size_t blocks = tensor_place_group_(rows, count, PLACE_ONCE, frozen, 0, shards);
     const size_t block = tensor_place_group_(rows, count, PLACE_BLOCK, frozen, blocks, shards) - blocks;
     for (int i = 0; i < count; i++) {
-        const size_t stride = rows[i].place == PLACE_BLOCK ? block : tensor_room_(&rows[i]);
-        rows[i].group_bytes = rows[i].place == PLACE_BLOCK ? blocks * bytes : 0;
-        rows[i].layer_bytes = rows[i].layers > 1 ? stride * bytes : 0;
+        const int is_block = rows[i].place == PLACE_BLOCK,
+                  has_more = !tensor_is_absent(&rows[i]) && (is_block ? copies : rows[i].layers) > 1;
+        rows[i].by_block = is_block;
+        rows[i].group_bytes = is_block ? blocks * bytes : 0;
+        rows[i].layer_bytes = has_more ? (is_block ? block : tensor_room_(&rows[i])) * bytes : 0;
     }
     return array_bytes(blocks + (size_t)copies * block, bytes);
 }
@@ -227,19 +315,41 @@ static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int c
     }
 }
 
-// Returns copy k of a tensor in `memory`: layer k's if layers share none.
-static inline void* tensor_at_layer(const TensorRow* row, const void* memory, int k) {
-    return (char*)memory + row->offset_bytes + (size_t)k * row->layer_bytes;
+// Returns the distance of copy k from offset_bytes.
+static inline size_t tensor_copy_bytes_(const TensorRow* row, int k) {
+    return (size_t)(row->by_block ? tensor_copy_block(row, k) : k) * row->layer_bytes;
 }
 
-// Returns the copy of a tensor that layer l uses, counted from first_layer; 0 if it is absent.
-static inline int tensor_copy(const TensorRow* row, int l) {
+// Returns copy k of a tensor in `memory`: layer k's if all layers have one of their own.
+static inline void* tensor_at_layer(const TensorRow* row, const void* memory, int k) {
+    return (char*)memory + row->offset_bytes + tensor_copy_bytes_(row, k);
+}
+
+// Returns the block of parameters of layer l, or the copy that it would use if all layers had one,
+// counted from first_layer.
+static inline int tensor_block(const TensorRow* row, int l) {
     const int kept = l > row->first_layer ? l - row->first_layer : 0;
-    return row->layers > 0 ? kept / row->repeats % row->layers : 0;
+    return row->blocks > 0 ? kept / row->repeats % row->blocks : 0;
+}
+
+// Returns the copy of a tensor that layer l uses, which has it; 0 if it is absent.
+static inline int tensor_copy(const TensorRow* row, int l) {
+    return row->layers > 1 ? tensor_copies_before(row, tensor_block(row, l)) : 0;
 }
 
 // Returns the lowest layer that uses copy k.
-static inline int tensor_lowest_layer(const TensorRow* row, int k) { return k * row->repeats; }
+static inline int tensor_lowest_layer(const TensorRow* row, int k) {
+    return tensor_copy_block(row, k) * row->repeats;
+}
+
+// Returns layer number n of those that use a parameter; 0 outside of the blocks.
+static inline int tensor_layer(const TensorRow* row, int n) {
+    int l = row->is_partial ? 0 : n;
+    for (int before = 0; row->is_partial && (before < n || !tensor_has_layer(row, l)); l++) {
+        before += tensor_has_layer(row, l);
+    }
+    return l;
+}
 
 // ---- groups of parameters ----
 
@@ -247,7 +357,8 @@ static inline int tensor_lowest_layer(const TensorRow* row, int k) { return k * 
 static inline int tensor_group_copy(int g) { return g > 0 ? g - 1 : 0; }
 
 static inline int tensor_is_in_group(const TensorRow* row, int g) {
-    return (row->place == PLACE_BLOCK) == (g > 0);
+    return (row->place == PLACE_BLOCK) == (g > 0) &&
+           (g == 0 || tensor_has_layer(row, tensor_block_layer_(row, tensor_group_copy(g))));
 }
 
 // Returns the number of copies of a tensor in each group that has it, and the first one in group g.
@@ -255,12 +366,12 @@ static inline int tensor_copies_in_group(const TensorRow* row) {
     return row->place == PLACE_BLOCK ? row->layers > 0 : row->layers;
 }
 static inline int tensor_first_copy_in_group(const TensorRow* row, int g) {
-    return row->place == PLACE_BLOCK ? tensor_group_copy(g) : 0;
+    return row->place == PLACE_BLOCK ? tensor_copies_before(row, tensor_group_copy(g)) : 0;
 }
 
 // Returns the group of a parameter of layer l.
 static inline int tensor_group(const TensorRow* row, int l) {
-    return row->place == PLACE_BLOCK ? 1 + tensor_copy(row, l) : 0;
+    return row->place == PLACE_BLOCK ? 1 + tensor_block(row, l) : 0;
 }
 
 // Returns the offset of group g in memory laid out by the rows of the parameters.
@@ -269,7 +380,7 @@ static inline size_t tensor_group_offset_bytes(const TensorRow* rows, int g) {
     if (g == 0) {
         return 0; // a stage of layers may have nothing in it
     }
-    while (!tensor_is_in_group(&rows[i], g) || tensor_is_absent(&rows[i])) {
+    while (rows[i].place != PLACE_BLOCK || tensor_is_absent(&rows[i])) {
         i++;
     }
     return rows[i].group_bytes + (size_t)tensor_group_copy(g) * rows[i].layer_bytes;
@@ -292,9 +403,15 @@ static inline void tensor_move(void* pointers, const TensorRow* row, size_t byte
     memcpy((char*)pointers + row->member, &tensor, sizeof(tensor));
 }
 
+// Sets the pointer of a row in `pointers` to NULL.
+static inline void tensor_clear(void* pointers, const TensorRow* row) {
+    char* const none = NULL;
+    memcpy((char*)pointers + row->member, &none, sizeof(none));
+}
+
 // Moves the pointer of a row in `pointers` from copy 0 to copy k.
 static inline void tensor_advance(void* pointers, const TensorRow* row, int k) {
-    tensor_move(pointers, row, (size_t)k * row->layer_bytes);
+    tensor_move(pointers, row, tensor_copy_bytes_(row, k));
 }
 
 #endif

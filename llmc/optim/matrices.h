@@ -46,7 +46,7 @@ typedef struct {
 // are updated matrix by matrix, `tensors` as a whole. Returns their number. `rows` and `whole` are
 // the rows of this rank's part, and of the model.
 int matrices_open(Matrices all[MATRICES_MOST], ModelConfig cfg, const TensorRow* rows, const TensorRow* whole,
-                  unsigned matrices, unsigned tensors);
+                  TensorSet matrices, TensorSet tensors);
 
 // Divides the matrices of trained blocks among the ranks of a map.
 void matrices_divide(Matrices* all, int count, const Map* map);
@@ -119,13 +119,13 @@ static void matrices_deal_(Matrices* all, int count, const TensorRow* rows, Tens
 }
 
 int matrices_open(Matrices all[MATRICES_MOST], ModelConfig cfg, const TensorRow* rows, const TensorRow* whole,
-                  unsigned matrices, unsigned tensors) {
+                  TensorSet matrices, TensorSet tensors) {
     int count = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int run = 0; run < tensor_runs(&whole[i]) && matrices >> i & 1; run++) {
+        for (int run = 0; run < tensor_runs(&whole[i]) && tensor_is_in(matrices, i); run++) {
             all[count++] = matrices_of_(i, run, cfg, &rows[i], &whole[i]);
         }
-        if (tensors >> i & 1) {
+        if (tensor_is_in(tensors, i)) {
             all[count++] = matrices_of_(i, -1, cfg, &rows[i], &whole[i]);
         }
     }
@@ -143,7 +143,7 @@ void matrices_divide(Matrices* all, int count, const Map* map) {
             is_divided = map_is_divided(map);
         m->owners = (is_divided ? of->data / share : 1) * of->tensor;
         m->owner = (is_divided ? at.data / share : 0) * of->tensor + at.tensor;
-        m->first_copy = is_block ? map->totals.first_block : 0;
+        m->first_copy = is_block ? tensor_copies_before(&map->rows[m->row], map->totals.first_block) : 0;
         m->copies = map->rows[m->row].layers - m->first_copy;
         m->copies = m->copies > 0 ? m->copies : 0;
     }

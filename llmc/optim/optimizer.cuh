@@ -94,6 +94,22 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Matr
     return t;
 }
 
+// Returns the first of these layers whose distances are equal in all arrays: blocks that follow one
+// another and have the same tensors.
+static inline UpdateSpan_ update_even_layers_(const OptimizerState* s, const Matrices* m,
+                                              UpdateSpan_ layers) {
+    const TensorRow* row = &s->rows[m->row];
+    const int block = tensor_copy_block(row, layers.first);
+    UpdateSpan_ even = {layers.first, layers.first + 1};
+    for (int next = block + 1; even.end < layers.end && tensor_copy_block(row, even.end) == next; next++) {
+        if (row->place == PLACE_BLOCK && !tensor_blocks_match(s->rows, MODEL_PARAMETER_ROWS, block, next)) {
+            break;
+        }
+        even.end++;
+    }
+    return even;
+}
+
 // Sets the places of these layers, all trained, in the arrays of an update. Their distances are
 // those of the first two.
 static inline void update_set_places_(MuonTensor* t, const OptimizerState* s, const Matrices* m,
@@ -181,9 +197,10 @@ static inline int update_adafactor_tensors_(AdafactorTensor* tensors, const Opti
     for (int g = 0; g < model_groups(s->cfg); g++) {
         const int begin = count;
         for (int k = 0; k < s->num_matrices; k++) {
-            const OwnedMatrix x = {&s->matrices[k], tensor_group_copy(g), 0};
-            const int has = !matrices_travel(x.of) && tensor_is_in_group(&s->rows[x.of->row], g) &&
-                            x.copy >= x.of->first_copy;
+            const TensorRow* row = &s->rows[s->matrices[k].row];
+            const OwnedMatrix x = {&s->matrices[k], tensor_first_copy_in_group(row, g), 0};
+            const int has =
+                !matrices_travel(x.of) && tensor_is_in_group(row, g) && x.copy >= x.of->first_copy;
             if (has) {
                 AdafactorTensor* t = &tensors[count];
                 *t = update_adafactor_tensor_(s, x);
@@ -353,20 +370,24 @@ template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUp
 // Returns the trained layers of some matrices in some groups: first < end if it has any.
 static inline UpdateSpan_ update_layers_(const OptimizerState* s, const Matrices* m, UpdateSpan_ groups) {
     const int end = m->first_copy + m->copies;
-    const UpdateSpan_ layers = {int_max(groups.first - 1, m->first_copy), int_min(groups.end - 1, end)},
+    const TensorRow* row = &s->rows[m->row];
+    const UpdateSpan_ layers = {int_max(tensor_copies_before(row, groups.first - 1), m->first_copy),
+                                int_min(tensor_copies_before(row, groups.end - 1), end)},
                       once = {0, groups.first == 0 && groups.end > 0 ? end : 0}, none = {0, 0};
-    return matrices_travel(m) ? none : s->rows[m->row].place == PLACE_BLOCK ? layers : once;
+    return matrices_travel(m) ? none : row->place == PLACE_BLOCK ? layers : once;
 }
 
 template <class T>
 static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateSpan_ groups, const Gpu* gpu) {
     const OptimizerState* s = u.plan->state;
     for (int i = 0; i < u.plan->muon_tensors; i++) {
-        const UpdateSpan_ layers = update_layers_(s, &s->matrices[i], groups);
+        UpdateSpan_ layers = update_layers_(s, &s->matrices[i], groups);
         MuonTensor t = u.plan->muon[i];
-        if (layers.first < layers.end) {
-            update_set_places_(&t, s, &s->matrices[i], layers);
-            muon_update(&t, update_muon_of_(u), layers.first, layers.end, gpu);
+        while (layers.first < layers.end) {
+            const UpdateSpan_ even = update_even_layers_(s, &s->matrices[i], layers);
+            update_set_places_(&t, s, &s->matrices[i], even);
+            muon_update(&t, update_muon_of_(u), even.first, even.end, gpu);
+            layers.first = even.end;
         }
     }
 }
@@ -390,11 +411,13 @@ template <class T>
 static inline void update_soap_rows_(const OptimizerUpdate<T>& u, UpdateSpan_ groups, const Gpu* gpu) {
     const OptimizerState* s = u.plan->state;
     for (int i = 0; i < u.plan->soap_tensors; i++) {
-        const UpdateSpan_ layers = update_layers_(s, &s->matrices[i], groups);
+        UpdateSpan_ layers = update_layers_(s, &s->matrices[i], groups);
         SoapTensor t = u.plan->soap[i];
-        if (layers.first < layers.end) {
-            update_set_soap_places_(&t, s, &s->matrices[i], layers);
-            soap_update(&t, update_soap_of_(u, t.row), layers.first, layers.end, gpu);
+        while (layers.first < layers.end) {
+            const UpdateSpan_ even = update_even_layers_(s, &s->matrices[i], layers);
+            update_set_soap_places_(&t, s, &s->matrices[i], even);
+            soap_update(&t, update_soap_of_(u, t.row), even.first, even.end, gpu);
+            layers.first = even.end;
         }
     }
 }

@@ -78,7 +78,7 @@ typedef struct {
     // state that options add: momentum of SGD and Adafactor, means of rows of Muon
     int has_optional;
     MasterWeights master;
-    unsigned frozen;              // bit i: row i of the parameters is not updated in any block
+    TensorSet frozen;             // rows of the parameters that are not updated in any block
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
     Mup mup;                      // the small model whose settings the others follow
     int soap_max_side;            // SOAP: longer sides of matrices are not turned
@@ -239,7 +239,8 @@ static inline int state_matrix_layer(const OptimizerState* s, OwnedMatrix x) {
     return row->in_block ? tensor_lowest_layer(row, x.copy) : -1;
 }
 static inline int state_matrix_group(const OptimizerState* s, OwnedMatrix x) {
-    return s->rows[x.of->row].place == PLACE_BLOCK ? 1 + x.copy : 0;
+    const TensorRow* row = &s->rows[x.of->row];
+    return row->place == PLACE_BLOCK ? 1 + tensor_copy_block(row, x.copy) : 0;
 }
 
 // Returns the array of a slot; NULL if nothing has the slot, or without memory.
@@ -500,8 +501,9 @@ static size_t state_matrices_before_(const OptimizerState* s, int slot, const Ma
 
 // Returns how many copies of some matrices lie in the groups before g.
 static size_t state_copies_before_(const OptimizerState* s, const Matrices* m, int g) {
-    const int is_once = s->rows[m->row].place == PLACE_ONCE, blocks = g - 1 - m->first_copy;
-    return is_once ? (size_t)(g > 0 ? m->copies : 0) : (size_t)(blocks > 0 ? blocks : 0);
+    const TensorRow* row = &s->rows[m->row];
+    const int is_once = row->place == PLACE_ONCE, copies = tensor_copies_before(row, g - 1) - m->first_copy;
+    return is_once ? (size_t)(g > 0 ? m->copies : 0) : (size_t)(copies > 0 ? copies : 0);
 }
 
 size_t state_matrix_begin(const OptimizerState* s, int slot, OwnedMatrix x) {
@@ -561,7 +563,7 @@ static MupFactors state_factors_(Optimizer optimizer, ModelConfig cfg, const Ten
 }
 
 void optimizer_layout(OptimizerState* s, Optimizer optimizer, ModelConfig cfg) {
-    unsigned matrices = 0, tensors = 0;
+    TensorSet matrices = 0, tensors = 0;
     memset(s, 0, sizeof(*s));
     s->optimizer = optimizer;
     s->cfg = cfg;
@@ -571,12 +573,12 @@ void optimizer_layout(OptimizerState* s, Optimizer optimizer, ModelConfig cfg) {
         s->slots[slot] = state_slot_of(slot);
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const int is_still = tensor_is_absent(&s->rows[i]) || optimizer.frozen >> i & 1;
+        const int is_still = tensor_is_absent(&s->rows[i]) || tensor_is_in(optimizer.frozen, i);
         s->rule[i] = is_still ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->factors[i] = state_factors_(optimizer, cfg, &s->rows[i]);
         s->slots_of[i] = state_slots_(optimizer, s->rule[i]) & ~state_too_long_(s, i);
-        matrices |= (unsigned)(s->rule[i] == RULE_MUON || s->rule[i] == RULE_SOAP) << i;
-        tensors |= (unsigned)(s->rule[i] == RULE_FACTORED || s->rule[i] == RULE_FULL) << i;
+        matrices |= s->rule[i] == RULE_MUON || s->rule[i] == RULE_SOAP ? tensor_bit(i) : 0;
+        tensors |= s->rule[i] == RULE_FACTORED || s->rule[i] == RULE_FULL ? tensor_bit(i) : 0;
     }
     s->num_matrices = matrices_open(s->matrices, cfg, s->rows, s->whole, matrices, tensors);
 }

@@ -120,9 +120,13 @@ ClipShares clip_shares_open(ModelConfig cfg) {
     memset(&shares, 0, sizeof(shares));
     model_parameter_rows_of(rows, cfg, 1);
     shares.groups = model_groups(cfg);
-    const double once = clip_elements_(rows, cfg, 0), block = clip_elements_(rows, cfg, 1);
+    double all = 0;
     for (int g = 0; g < shares.groups; g++) {
-        shares.share[g] = (g == 0 ? once : block) / (once + (shares.groups - 1) * block);
+        shares.share[g] = clip_elements_(rows, cfg, g);
+        all += shares.share[g];
+    }
+    for (int g = 0; g < shares.groups; g++) {
+        shares.share[g] /= all;
     }
     return shares;
 }

@@ -151,7 +151,7 @@ static double pipeline_head_load_(ModelConfig cfg) {
     model_parameter_rows(rows, cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (rows[i].in_block && rows[i].rows > 1) {
-            layer += model_multiplied_elements(&rows[i], cfg);
+            layer += rows[i].uses * model_multiplied_elements(&rows[i], cfg) / cfg.L;
         }
     }
     return (double)cfg.Vp * cfg.C / layer;

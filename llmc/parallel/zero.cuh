@@ -584,18 +584,17 @@ static inline ModelGradients zero_bind_gradients(const ZeroGpu* z, int l) {
 #undef ZERO_GRADIENT_
 }
 
-// Clears the gradients of the frozen parameters of the blocks of layer l. Where layers take turns
-// in the same memory, it still has those of another layer, and this layer's backward pass does not
-// set them.
-static inline void zero_clear_frozen(ZeroGpu* z, int l) {
+// Clears the gradients of layer l that its backward pass does not set: where layers take turns in the
+// same memory, it still has those of another layer.
+static inline void zero_clear_unset(ZeroGpu* z, int l) {
     const Map* m = z->map;
     const Bucket* b = map_trained(m, model_group(m->cfg, l));
-    for (int i = 0; b && m->of.ring_gradients > 0 && i < b->count; i++) {
-        const Shard* s = &m->shards[b->first + i];
-        if (s->flags & SHARD_FROZEN) {
-            CUDA_CHECK(
-                cudaMemsetAsync(zero_element_(z->grads.data, z->grads.dtype, map_at(m, s, MAP_GRADIENTS)), 0,
-                                s->piece.count * dtype_bytes(z->grads.dtype), z->main.stream));
+    const size_t bytes = dtype_bytes(z->grads.dtype);
+    MapSpan unset;
+    for (size_t at = 0; b && m->of.ring_gradients > 0 && map_next_unset(m, b, &at, &unset);) {
+        for (int copy = 0; copy < b->copies; copy++) {
+            void* first = zero_element_(z->grads.data, z->grads.dtype, unset.begin + copy * b->elements);
+            CUDA_CHECK(cudaMemsetAsync(first, 0, unset.count * bytes, z->main.stream));
         }
     }
 }

@@ -177,10 +177,9 @@ void zero_add_embedding_cpu(Zero* z);
 // backward pass has completed them: for the last block first, and for group 0 at the end.
 void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 
-// Clears the gradients of the frozen parameters of the blocks of layer l. Where layers leave their
-// gradients in one place, it still has those of the layer before, and this layer's backward pass
-// does not set them.
-void zero_clear_frozen_cpu(Zero* z, int l);
+// Clears the gradients of layer l that its backward pass does not set. Where layers leave their
+// gradients in one place, it still has those of the layer before.
+void zero_clear_unset_cpu(Zero* z, int l);
 
 // Adds the squares of this rank's shards of the reduced gradient that count. `partial` is scratch
 // memory of gradient_square_sum_cpu.
@@ -338,13 +337,13 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
     }
 }
 
-void zero_clear_frozen_cpu(Zero* z, int l) {
+void zero_clear_unset_cpu(Zero* z, int l) {
     const Map* m = z->map;
     const Bucket* b = map_trained(m, 1 + model_copy(m->cfg, l));
-    for (int i = 0; b && m->of.ring_gradients > 0 && i < b->count; i++) {
-        const Shard* s = &m->shards[b->first + i];
-        if (s->flags & SHARD_FROZEN) {
-            memset(z->grads + map_at(m, s, MAP_GRADIENTS), 0, s->piece.count * sizeof(float));
+    MapSpan unset;
+    for (size_t at = 0; b && m->of.ring_gradients > 0 && map_next_unset(m, b, &at, &unset);) {
+        for (int copy = 0; copy < b->copies; copy++) {
+            memset(z->grads + unset.begin + (size_t)copy * b->elements, 0, unset.count * sizeof(float));
         }
     }
 }

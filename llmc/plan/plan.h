@@ -205,6 +205,10 @@ static void plan_print_architecture_(FILE* file, ModelConfig cfg) {
     if (cfg.E > 0) {
         fprintf(file, ", %d experts, %d for each token", cfg.E, cfg.E_used);
     }
+    if (cfg.dense_layers > 0) {
+        fprintf(file, ", each of %d hidden units; none in the first %d layer%s", model_expert_hidden(cfg),
+                cfg.dense_layers, words_s(cfg.dense_layers));
+    }
     if (cfg.Fs > 0) {
         fprintf(file, ", one more of %d hidden units for all tokens", cfg.Fs);
     }

@@ -325,10 +325,14 @@ void setup_check_router(const Settled* s) {
 
 // Refuses experts that the matmuls of the GPU cannot copy in packs.
 void setup_check_experts(const Settled* s) {
-    const int C = s->cfg.C, is_narrow = C % EXPERT_PACK != 0, unfit = is_narrow ? C : model_hidden(s->cfg);
+    const int C = s->cfg.C, is_narrow = C % EXPERT_PACK != 0,
+              unfit = is_narrow ? C : model_expert_hidden(s->cfg);
     if (s->cfg.E > 0 && s->options.program.trainer == OPTION_GPU && unfit % EXPERT_PACK) {
         die_usage("--%s %d: a matrix of an expert has as many columns; on a GPU wanted a multiple of %d",
-                  is_narrow ? "channels" : "hidden", unfit, EXPERT_PACK);
+                  is_narrow       ? "channels"
+                  : s->cfg.Fe > 0 ? "expert-hidden"
+                                  : "hidden",
+                  unfit, EXPERT_PACK);
     }
 }
 
@@ -449,9 +453,11 @@ static void setup_check_widths_(const Settled* s, const char* word) {
     const struct {
         const char* name;
         int columns;
-    } widths[] = {
-        {"channels", cfg.C}, {"columns of its heads", model_heads(cfg)}, {"hidden units", model_hidden(cfg)}};
-    for (int i = 0; i < 3 && s->options.optimizer.name == OPTIMIZER_ADAMW8BIT; i++) {
+    } widths[] = {{"channels", cfg.C},
+                  {"columns of its heads", model_heads(cfg)},
+                  {"hidden units", model_hidden(cfg)},
+                  {"hidden units of an expert", model_expert_hidden(cfg)}};
+    for (int i = 0; i < 4 && s->options.optimizer.name == OPTIMIZER_ADAMW8BIT; i++) {
         if (widths[i].columns % OPTIMIZER_BLOCK) {
             die_usage("--optimizer %s: the model has %d %s, wanted a multiple of %d; --optimizer adamw works",
                       word, widths[i].columns, widths[i].name, OPTIMIZER_BLOCK);

@@ -110,7 +110,7 @@ struct Options {
     struct {
         const char* path; // or the name of a size
         int weights, arch, layers, channels, heads, kv_heads, head_size, hidden, experts, experts_used,
-            shared_hidden, context, vocab_size, own_head;
+            dense_layers, expert_hidden, shared_hidden, context, vocab_size, own_head;
         float rope_base;
         int window;
         const char* window_pattern;
@@ -338,15 +338,19 @@ const OptionRow OPTION_TABLE[] = {
     {"model",       "head-size",      "",   INT_(model.head_size),                1,   65536, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "channels", "width of a head; auto: channels / heads"},
     {"model",       "hidden",         "",   INT_(model.hidden),                   1,  262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "units", "hidden units of the MLP, or of an expert; auto: 4 x channels; with SwiGLU, which has a second "
+        "units", "hidden units of the MLP, or of an expert if all layers have experts; auto: 4 x channels; with SwiGLU, which has a second "
         "matrix, 8/3 x channels, divided by --experts-used"},
     {"model",       "experts",        "",   INT_(model.experts),                  1,    1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "experts", "for mixtral, qwen3moe, olmoe, glm4moe, gptoss: MLPs in a block; a router picks some of them for each "
         "token; auto: 8; with --model DIR of a dense llama, mistral or qwen3, each expert starts as a copy of its MLP"},
     {"model",       "experts-used",   "",   INT_(model.experts_used),             1,      16, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "experts", "experts that process a token; auto: 2"},
+    {"model",       "dense-layers",   "",   INT_(model.dense_layers),             0, MODEL_MAX_LAYERS, AUTO_ | RUN_ | FOLLOWS_, "auto",
+        "blocks", "for glm4moe: the first blocks, which have an MLP and no experts; auto: 0"},
+    {"model",       "expert-hidden",  "",   INT_(model.expert_hidden),            1,  262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
+        "units", "with --dense-layers: hidden units of an expert; auto: 8/3 x channels, divided by --experts-used"},
     {"model",       "shared-hidden",  "",   INT_(model.shared_hidden),            0,  262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "units", "for glm4moe: hidden units of one more expert, which processes all tokens; auto: --hidden"},
+        "units", "for glm4moe: hidden units of one more expert, which processes all tokens; auto: those of the others"},
     {"model",       "context",        "",   INT_(model.context),                  1, 1048576, AUTO_ | RUN_, "auto",
         "tokens", "maximum sequence length of the model"},
     {"model",       "vocab-size",     "",   INT_(model.vocab_size),               1, 10000000, AUTO_ | RUN_, "auto",

@@ -145,6 +145,8 @@ static void settle_arch_(Options* o, Arch arch, const char* path) {
 static void settle_no_experts_(const Options* o, const Architecture* kinds) {
     const char* name = o->model.experts != OPTION_AUTO         ? "experts"
                        : o->model.experts_used != OPTION_AUTO  ? "experts-used"
+                       : o->model.dense_layers > 0             ? "dense-layers"
+                       : o->model.expert_hidden != OPTION_AUTO ? "expert-hidden"
                        : o->model.shared_hidden != OPTION_AUTO ? "shared-hidden"
                                                                : NULL;
     if (name) {
@@ -163,7 +165,41 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
     const int is_new = cfg->E_used == 0,
               few = o->model.experts < SETUP_EXPERTS_USED ? o->model.experts : SETUP_EXPERTS_USED;
     settle_size_(&o->model.experts_used, is_new ? few : cfg->E_used, "experts-used", is_new ? NULL : path);
+    settle_size_(&o->model.dense_layers, cfg->dense_layers, "dense-layers", path);
+    if (o->model.dense_layers > 0 && kinds->router != ROUTER_SIGMOID) {
+        die_usage("--dense-layers has no meaning with --arch %s; glm4moe has it", kinds->word);
+    }
     cfg->E = o->model.experts, cfg->E_used = o->model.experts_used;
+    cfg->dense_layers = o->model.dense_layers;
+}
+
+// Returns 8/3 C hidden units, which the experts that process a token share, rounded up to a multiple
+// of 64.
+static int settle_shared_out_(ModelConfig cfg) {
+    const int used = cfg.E_used > 0 ? cfg.E_used : 1;
+    return (8 * cfg.C / 3 / used + 63) / 64 * 64;
+}
+
+// Returns the default number of hidden units: 4 C, or with a gate 8/3 C, which has as many weights.
+static int settle_hidden_(ModelConfig cfg) {
+    cfg.E_used = cfg.dense_layers > 0 ? 1 : cfg.E_used;
+    return cfg.F > 0 || model_gates(cfg) == 1 ? model_hidden(cfg) : settle_shared_out_(cfg);
+}
+
+// Decides the hidden units of an expert, after those of the MLP, which are theirs if all layers have
+// experts.
+static void settle_expert_hidden_(Options* o, ModelConfig* cfg, const char* path) {
+    if (cfg->E == 0) {
+        return;
+    }
+    const int is_own = cfg->dense_layers > 0 && !path && cfg->Fe == 0;
+    settle_size_(&o->model.expert_hidden, is_own ? settle_shared_out_(*cfg) : model_expert_hidden(*cfg),
+                 "expert-hidden", path);
+    if (cfg->dense_layers == 0 && o->model.expert_hidden != model_hidden(*cfg)) {
+        die_usage("--expert-hidden %d; wanted --hidden, or --dense-layers 1 or more, whose MLP has others",
+                  o->model.expert_hidden);
+    }
+    cfg->Fe = cfg->dense_layers > 0 ? o->model.expert_hidden : 0;
 }
 
 // Decides the hidden units of the shared expert, after the hidden units of the others.
@@ -173,19 +209,12 @@ static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path
     if (kinds->router == ROUTER_NONE) {
         return;
     }
-    settle_size_(&o->model.shared_hidden, has_shared && is_new ? o->model.hidden : cfg->Fs, "shared-hidden",
-                 path);
+    settle_size_(&o->model.shared_hidden, has_shared && is_new ? model_expert_hidden(*cfg) : cfg->Fs,
+                 "shared-hidden", path);
     if (o->model.shared_hidden > 0 && !has_shared) {
         die_usage("--shared-hidden has no meaning with --arch %s; glm4moe has it", kinds->word);
     }
     cfg->Fs = o->model.shared_hidden;
-}
-
-// Returns the default number of hidden units: 4 C, or with a gate 8/3 C, which has as many weights.
-// The experts that process a token share these units. Rounded up to a multiple of 64.
-static int settle_hidden_(ModelConfig cfg) {
-    const int used = cfg.E_used > 0 ? cfg.E_used : 1;
-    return cfg.F > 0 || model_gates(cfg) == 1 ? model_hidden(cfg) : (8 * cfg.C / 3 / used + 63) / 64 * 64;
 }
 
 // Decides the sizes that GPT-2 does not choose: its own are implied, and 0 in the configuration.
@@ -282,13 +311,12 @@ static void settle_softcap_(Options* o, ModelConfig* cfg, const char* path) {
     cfg->softcap = o->model.softcap;
 }
 
-static int settle_share_layers_(const Options* options) {
+static int settle_share_layers_(const Options* options, ModelConfig cfg) {
     char error[ERROR_BYTES];
-    int share;
-    if (!share_parse(&share, options->model.layers, options->model.share_layers, error)) {
+    if (!share_parse(&cfg.share, cfg.L, options->model.share_layers, error) || !share_check(cfg, error)) {
         die_usage("%s", error);
     }
-    return share;
+    return cfg.share;
 }
 
 static void settle_check_sizes_(ModelConfig cfg) {
@@ -336,11 +364,12 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     cfg.Vp = path ? cfg.Vp : model_padded_vocab(cfg.V);
     settle_experts_(options, &cfg, path);
     settle_heads_(options, &cfg, path);
+    settle_expert_hidden_(options, &cfg, path);
     settle_shared_expert_(options, &cfg, path);
     settle_positions_(options, &cfg, path);
     settle_window_(options, &cfg, path);
     settle_softcap_(options, &cfg, path);
-    cfg.share = settle_share_layers_(options);
+    cfg.share = settle_share_layers_(options, cfg);
     cfg.initial = model_architecture(cfg.arch)->initial;
     settle_mark_fixed_(options, cfg.arch);
     settle_check_vocab_(options, data, path, insists);

@@ -17,11 +17,12 @@
 
 enum { SEQUENCES = 2, TOKENS = 13 }; // of the fixtures
 
-static const char* const names[] = {
-    "llama",    "llama3",        "mistral",  "qwen2",   "qwen3",   "qwen3_tied",   "arcee",
-    "nanochat", "mixtral",       "qwen3moe", "olmoe",   "glm4moe", "yarn",         "yarn_exact",
-    "longrope", "longrope_near", "olmo2",    "granite", "gemma2",  "smollm3",      "olmo3",
-    "exaone4",  "granite4",      "gemma3",   "phi3",    "gptoss",  "gptoss_mxfp4", "glm4"};
+static const char* const names[] = {"llama",         "llama3",       "mistral",  "qwen2",        "qwen3",
+                                    "qwen3_tied",    "arcee",        "nanochat", "mixtral",      "qwen3moe",
+                                    "olmoe",         "glm4moe",      "yarn",     "yarn_exact",   "longrope",
+                                    "longrope_near", "olmo2",        "granite",  "gemma2",       "smollm3",
+                                    "olmo3",         "exaone4",      "granite4", "gemma3",       "phi3",
+                                    "gptoss",        "gptoss_mxfp4", "glm4",     "glm4moe_dense"};
 enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
 
 typedef struct {
@@ -272,16 +273,18 @@ static void test_upcycled(const char* name, Arch arch) {
         (float*)check_alloc(model_parameter_rows_of(sparse.rows, sparse.cfg, sizeof(float)), 1, name);
     whole_model_read(dense.path, sparse.cfg, sparse.rows, sparse.memory);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const size_t of_dense = tensor_layer_elements(&dense.rows[i]);
+        const char* name_of_dense = sparse.rows[i].name + (sparse.rows[i].experts > 1); // fcw of efcw
+        const TensorRow* row = row_called(dense.rows, MODEL_PARAMETER_ROWS, name_of_dense);
+        const size_t of_dense = tensor_layer_elements(row);
         for (size_t k = 0; k < tensor_elements(&sparse.rows[i]); k++) {
             const size_t all = tensor_layer_elements(&sparse.rows[i]), l = k / all;
             const float x = *(const float*)test_element(&sparse.rows[i], sparse.memory, k);
             const int is_router = sparse.rows[i].kind == KIND_ROUTER;
-            EXPECT(is_router
-                       ? x != 0 && x != ((float*)tensor_at_layer(&sparse.rows[i], sparse.memory, !l))[k % all]
-                       : x == *(const float*)test_element(&dense.rows[i], dense.memory,
-                                                          l * of_dense + k % all % of_dense),
-                   "%s: %s, element %zu", name, sparse.rows[i].name, k);
+            EXPECT(
+                is_router
+                    ? x != 0 && x != ((float*)tensor_at_layer(&sparse.rows[i], sparse.memory, !l))[k % all]
+                    : x == *(const float*)test_element(row, dense.memory, l * of_dense + k % all % of_dense),
+                "%s: %s, element %zu", name, sparse.rows[i].name, k);
         }
     }
     for (int i = 0; i < SEQUENCES * TOKENS + 1; i++) {
@@ -311,7 +314,7 @@ TEST(upcycled) {
 static void put_fused(SafeTensorsWriter* writer, const SafeTensorsSet* set, ModelConfig cfg, int declares) {
     const char* moe = cfg.arch == ARCH_MIXTRAL ? "block_sparse_moe" : "mlp";
     const char* const parts[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
-    const size_t C = (size_t)cfg.C, F = (size_t)model_hidden(cfg), E = (size_t)cfg.E;
+    const size_t C = (size_t)cfg.C, F = (size_t)model_expert_hidden(cfg), E = (size_t)cfg.E;
     const size_t shapes[2][3] = {{E, 2 * F, C}, {E, C, F}};
     for (size_t f = 0; f < set->num_files; f++) {
         for (size_t t = 0; t < set->files[f].num_tensors; t++) {
@@ -327,7 +330,7 @@ static void put_fused(SafeTensorsWriter* writer, const SafeTensorsSet* set, Mode
             }
         }
     }
-    for (int l = 0; l < cfg.L; l++) {
+    for (int l = cfg.dense_layers; l < cfg.L; l++) {
         for (int down = 0; down < 2; down++) {
             char name[128];
             snprintf(name, sizeof(name), "model.layers.%d.mlp.experts.%s", l,
@@ -382,14 +385,14 @@ static void write_fused(const Family* family, const char* directory, int layer) 
 // Experts that transformers 5 saved as it has them in memory are the same weights, and layers that
 // predict further tokens are left out.
 TEST(fused_experts) {
-    static const char* const experts[] = {"mixtral", "qwen3moe", "olmoe", "glm4moe"};
-    for (int i = 0; i < 4; i++) {
+    static const char* const experts[] = {"mixtral", "qwen3moe", "olmoe", "glm4moe", "glm4moe_dense"};
+    for (int i = 0; i < 5; i++) {
         const Family family = family_open(experts[i]);
         char name[32];
         snprintf(name, sizeof(name), "fused_%s", experts[i]);
         const char* directory = test_path(name);
         EXPECT(mkdir(directory, 0777) == 0, "%s", directory);
-        write_fused(&family, directory, i == 3 ? family.cfg.L : 0);
+        write_fused(&family, directory, i >= 3 ? family.cfg.L : 0);
         expect_same_weights(directory, &family, experts[i]);
         free(family.memory);
     }

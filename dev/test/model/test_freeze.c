@@ -89,9 +89,9 @@ TEST(expert_biases) {
     static const char* const cases[][2] = {
         {"", ""},
         {"router", "routerw routerwb "},
-        {"experts", "fcw fcb fcprojw fcprojb "},
+        {"experts", "efcw efcb efcprojw efcprojb "},
         {"attention", "qkvw qkvb sinks attprojw attprojb "},
-        {"mlp.experts", "fcw fcb fcprojw fcprojb "},
+        {"mlp.experts", "efcw efcb efcprojw efcprojb "},
         {"self_attn.sinks", "sinks "},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -116,10 +116,10 @@ TEST(experts) {
     static const char* const cases[][2] = {
         {"", "routerb "},
         {"router", "routerw routerb "},
-        {"experts", "routerb fcw fcprojw sfcw sfcprojw "},
-        {"mlp", "routerw routerb fcw fcprojw sfcw sfcprojw "},
+        {"experts", "routerb efcw efcprojw sfcw sfcprojw "},
+        {"mlp", "routerw routerb efcw efcprojw sfcw sfcprojw "},
         {"mlp.shared_experts", "routerb sfcw sfcprojw "},
-        {"mlp.experts", "routerb fcw fcprojw "},
+        {"mlp.experts", "routerb efcw efcprojw "},
     };
     char error[ERROR_BYTES] = "";
     Freeze freeze;
@@ -128,7 +128,7 @@ TEST(experts) {
                frozen_of(glm, cases[i][0], 1));
     }
     EXPECT(freeze_of(glm, "").first_block == 0, "the backward pass reaches all blocks");
-    EXPECT(!freeze_parse(&freeze, glm, "mlp.experts.2", error) && strstr(error, "only a part of fcw"), "%s",
+    EXPECT(!freeze_parse(&freeze, glm, "mlp.experts.2", error) && strstr(error, "only a part of efcw"), "%s",
            error);
     EXPECT(!freeze_parse(&freeze, CFG, "router", error) && strstr(error, "'router'; wanted wte"), "%s",
            error);

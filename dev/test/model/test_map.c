@@ -12,8 +12,9 @@ static void random_slots(Rand* random, MapOf* of) {
         of->shapes[slot] = shapes[slot];
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        of->slots[i] =
-            of->freeze.rows >> i & 1 ? 0 : (unsigned)map_test_below(random, 8) & (of->tensor > 1 ? 5u : 7u);
+        of->slots[i] = tensor_is_in(of->freeze.rows, i)
+                           ? 0
+                           : (unsigned)map_test_below(random, 8) & (of->tensor > 1 ? 5u : 7u);
     }
 }
 

@@ -56,10 +56,8 @@ TEST(sizes_with_experts) {
         const char* name;
         double millions, active;
     } published[] = {
-        {"moe:8x124m", 293.494, 123.6},
-        {"mixtral:8x7b", 46702.793, 12879.9},
-        {"olmoe:1b-7b", 6919.162, 1282.0},
-        {"qwen3moe:30b-a3b", 30532.123, 3353.0},
+        {"moe:8x124m", 293.494, 123.6},     {"mixtral:8x7b", 46702.793, 12879.9},
+        {"olmoe:1b-7b", 6919.162, 1282.0},  {"qwen3moe:30b-a3b", 30532.123, 3353.0},
         {"gpt-oss:20b", 20914.757, 4187.4},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
@@ -238,8 +236,9 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
     static const char of_after[] =
         " ln1postw ln2postw ln1post_in ln1post_rstd ln2post_in ln2post_rstd dbranch ";
     static const char of_experts[] =
-        " sinks routerw routerwb routerb sfcw sfcprojw router_logits chosen expert_rows "
-        "expert_order expert_first expert_scale sfch sfch_act expert_in "
+        " sinks routerw routerwb routerb efcw efcb efcprojw efcprojb efch efch_act sfcw sfcprojw "
+        "router_logits "
+        "chosen expert_rows expert_order expert_first expert_scale sfch sfch_act expert_in "
         "expert_out dexpert_scale drouter_logits ";
     static const char of_ranks[] =
         " gathered parts arrived qk_sums word_rows all_logits expert_counts arrived_in "
@@ -283,20 +282,24 @@ TEST(architectures) {
          "ln1_mean qk_raw ln2_mean lnf_mean kv ", 36 * (50 + 30 + 2 * 50), 157 * 36},
         // 4 experts with a row of the router each; a shared one with 20 hidden units
         {ARCH_MIXTRAL,
-         "wpe ln1b qkvb qnormw knormw sinks attprojb ln2b routerwb routerb fcb fcprojb sfcw sfcprojw lnfb "
-         "head ",
-         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
+         "wpe ln1b qkvb qnormw knormw sinks attprojb ln2b fcw fcb fcprojw fcprojb routerwb routerb efcb "
+         "efcprojb "
+         "sfcw sfcprojw lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean fch fch_act sfch sfch_act lnf_mean kv ",
          2 * 36 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
         {ARCH_OLMOE,
-         "wpe ln1b qkvb sinks attprojb ln2b routerwb routerb fcb fcprojb sfcw sfcprojw lnfb head ",
-         "encoded_rstd ln1_mean qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
+         "wpe ln1b qkvb sinks attprojb ln2b fcw fcb fcprojw fcprojb routerwb routerb efcb efcprojb sfcw "
+         "sfcprojw "
+         "lnfb head ",
+         "encoded_rstd ln1_mean qk_rstd ln2_mean fch fch_act sfch sfch_act lnf_mean kv ",
          30 + 10 + 2 * 36 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
-        {ARCH_GLM4MOE, "wpe ln1b sinks attprojb ln2b routerwb fcb fcprojb lnfb head ",
-         "encoded_rstd ln1_mean qk_rstd ln2_mean lnf_mean kv ",
+        {ARCH_GLM4MOE,
+         "wpe ln1b sinks attprojb ln2b fcw fcb fcprojw fcprojb routerwb efcb efcprojb lnfb head ",
+         "encoded_rstd ln1_mean qk_rstd ln2_mean fch fch_act lnf_mean kv ",
          50 + 20 + 2 * 36 + 4 + 36 * (50 + 30 + 4 + 4 * 3 * 50 + 3 * 20), 36},
         // biases of all, and of each expert; 3 sinks
-        {ARCH_GPTOSS, "wpe ln1b qnormw knormw ln2b routerb sfcw sfcprojw lnfb head ",
-         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean sfch sfch_act lnf_mean kv ",
+        {ARCH_GPTOSS, "wpe ln1b qnormw knormw ln2b fcw fcb fcprojw fcprojb routerb sfcw sfcprojw lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean fch fch_act sfch sfch_act lnf_mean kv ",
          50 + 36 + 2 * 36 + 4 + 4 * (100 + 36) + 3 + 36 * (50 + 30 + 4 + 4 * 3 * 50), 36},
         // two norms a block, after its branches, and those of all queries and keys; four norms
         {ARCH_OLMO2, "wpe ln1w ln1b qkvb attprojb ln2w ln2b fcb fcprojb lnfb head ",
@@ -412,8 +415,8 @@ TEST(expert_rows) {
     model_activation_rows(rows, cfg, B, T, RECOMPUTE_BLOCK, cfg.L, 0, B * T);
     for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
         const char* name = rows[i].name;
-        const int is_row = is_word_of(" expert_order expert_scale fch fch_act expert_in expert_out "
-                                      "dexpert_scale dfch ",
+        const int is_row = is_word_of(" expert_order expert_scale efch efch_act expert_in expert_out "
+                                      "dexpert_scale ",
                                       name),
                   is_kept = is_word_of(" router_logits chosen expert_rows expert_order expert_first "
                                        "expert_scale ",

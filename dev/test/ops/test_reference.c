@@ -437,7 +437,8 @@ static void set_parameters(const RefModel* model) {
               {"routerw", 12, 0},  {"routerb", 13, 0}, {"fcw", 14, 0},     {"fcb", 15, 0},
               {"fcprojw", 16, 0},  {"fcprojb", 17, 0}, {"sfcw", 18, 0},    {"sfcprojw", 19, 0},
               {"lnfw", 20, 1},     {"lnfb", 21, 0},    {"head", 22, 0},    {"ln1postw", 23, 1},
-              {"ln2postw", 24, 1}, {"sinks", 25, 0},   {"routerwb", 26, 0}};
+              {"ln2postw", 24, 1}, {"sinks", 25, 0},   {"routerwb", 26, 0}, {"efcw", 14, 0}, {"efcb", 15, 0},
+              {"efcprojw", 16, 0}, {"efcprojb", 17, 0}};
     enum { COUNT = sizeof(of) / sizeof(of[0]) };
     EXPECT((int)COUNT == (int)MODEL_PARAMETER_ROWS, "a parameter without a number");
     for (int i = 0; i < (int)COUNT; i++) {
@@ -492,7 +493,7 @@ static void test_numbers(const Numbers* of) {
     // ten digits behind the point
     EXPECT_NEAR(gradient_norm_of(&model, NULL), of->all, 1e-10, "gradients of %s", of->name);
     EXPECT_NEAR(gradient_norm_of(&model, "qkvw"), of->qkvw, 1e-10, "dqkvw of %s", of->name);
-    EXPECT_NEAR(gradient_norm_of(&model, "fcw"), of->fcw, 1e-10, "dfcw of %s", of->name);
+    EXPECT_NEAR(gradient_norm_of(&model, of->F ? "efcw" : "fcw"), of->fcw, 1e-10, "dfcw of %s", of->name);
     ref_model_close(&model);
 }
 

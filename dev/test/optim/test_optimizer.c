@@ -290,8 +290,8 @@ TEST(muon_runs) {
     static const MuonRuns cases[] = {
         {&LLAMA, "qkvw", {0, 128, 160}, {128, 32, 32}, 3},
         {&LLAMA, "fcw", {0, 192}, {192, 192}, 2},
-        {&EXPERTS, "fcw", {0, 128, 256, 384, 512, 640}, {128, 128, 128, 128, 128, 128}, 6},
-        {&EXPERTS, "fcprojw", {0, 64, 128}, {64, 64, 64}, 3},
+        {&EXPERTS, "efcw", {0, 128, 256, 384, 512, 640}, {128, 128, 128, 128, 128, 128}, 6},
+        {&EXPERTS, "efcprojw", {0, 64, 128}, {64, 64, 64}, 3},
         {&EXPERTS, "sfcw", {0, 64}, {64, 64}, 2}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         test_muon_runs(&cases[i]);

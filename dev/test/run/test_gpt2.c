@@ -171,22 +171,26 @@ static double tensor_error(const TensorRow* row, const void* a, const void* b) {
     return largest;
 }
 
-// Returns where a backward pass leaves the gradient of parameter i.
-static const TensorRow* gradient_row(const Model* model, int i) {
-    static TensorRow row;
+// Returns where a backward pass leaves the gradient of copy k of parameter i; NULL: nowhere.
+static float* gradient_of_copy(const Model* model, int i, int k, const void* grads) {
     const Map* m = &model->map;
-    const Shard *first = map_find(m, i, 0), *second = map_find(m, i, model_copy_repeats(model->cfg));
-    row = m->rows[i];
-    row.element_bytes = sizeof(float);
-    row.offset_bytes = first ? map_at(m, first, MAP_GRADIENTS) * sizeof(float) : 0;
-    row.layer_bytes =
-        row.layers > 1 ? map_at(m, second, MAP_GRADIENTS) * sizeof(float) - row.offset_bytes : 0;
-    return &row;
+    const TensorRow* row = &m->rows[i];
+    const Shard* s = map_find(m, i, row->in_block ? tensor_lowest_layer(row, k) : -1);
+    const size_t at = s ? map_at(m, s, MAP_GRADIENTS) : MAP_NONE;
+    return at == MAP_NONE ? NULL : (float*)grads + at;
 }
 
-// The error of row i of gradients, which a model has if the row is trained.
+// The error of row i of gradients, which a model has if the row is trained: the largest of its
+// copies.
 static double gradient_error(const Model* model, int i, const void* a, const void* b) {
-    return model->freeze.rows >> i & 1 ? 0 : tensor_error(gradient_row(model, i), a, b);
+    const TensorRow* row = &model->map.rows[i];
+    double largest = 0;
+    for (int k = 0; k < row->layers && !tensor_is_in(model->freeze.rows, i); k++) {
+        const double error = relative_error(gradient_of_copy(model, i, k, a),
+                                            gradient_of_copy(model, i, k, b), tensor_layer_elements(row));
+        largest = error <= largest ? largest : error; // NaN, too
+    }
+    return largest;
 }
 
 // fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a
@@ -232,9 +236,11 @@ static void expect_reference_gradients(const RefModel* reference, const Model* m
                                        double tolerance, const char* what) {
     float* want = check_alloc(model->parameter_bytes, 1, "gradient");
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = gradient_row(model, i);
-        for (size_t j = 0; j < tensor_elements(row) && !(model->freeze.rows >> i & 1); j++) {
-            *element(row, want, j) = (float)*(Real*)test_element(&reference->rows[i], reference->grads, j);
+        const TensorRow* row = &model->map.rows[i];
+        const size_t elements = tensor_layer_elements(row);
+        for (size_t j = 0; j < tensor_elements(row) && !tensor_is_in(model->freeze.rows, i); j++) {
+            gradient_of_copy(model, i, (int)(j / elements), want)[j % elements] =
+                (float)*(Real*)test_element(&reference->rows[i], reference->grads, j);
         }
         EXPECT_NEAR(gradient_error(model, i, grads, want), 0, tolerance,
                     "gradient of %s, %s and the reference", row->name, what);
@@ -293,6 +299,9 @@ static const struct {
     {"glm4moe",
      {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_GLM4MOE, .KV = 2, .HS = 8, .F = 20, .E = 4, .E_used = 2,
       .Fs = 30, .router_factor = 1.5f, .rope_dims = 4}},
+    {"glm4moe, dense layers",
+     {17, 131, 201, 4, 4, 24, SHARE_OFF, ARCH_GLM4MOE, .KV = 2, .HS = 8, .F = 41, .E = 4, .E_used = 2,
+      .dense_layers = 2, .Fe = 20, .Fs = 30, .router_factor = 1.5f, .rope_dims = 4}},
     {"llama, a layer without positions",
      {17, 131, 201, 3, 4, 24, SHARE_OFF, ARCH_LLAMA, .KV = 2, .F = 41, .unrotated = {2}}},
     {"qwen3, positions by window",
@@ -349,7 +358,7 @@ enum { ARCH_CASES = sizeof(ARCHS) / sizeof(ARCHS[0]), ARCH_T = 13, ARCH_N = 2 * 
 static ModelConfig arch_in_tiles(ModelConfig cfg) {
     cfg.E_used = cfg.E;
     cfg.max_T = 32, cfg.C = 64, cfg.NH = 4, cfg.HS = cfg.arch == ARCH_GPT2 ? 0 : 32;
-    cfg.KV = cfg.KV > 0 ? 2 : 0, cfg.F = cfg.arch == ARCH_GPT2 ? 0 : 96;
+    cfg.KV = cfg.KV > 0 ? 2 : 0, cfg.F = cfg.arch == ARCH_GPT2 ? 0 : 96, cfg.Fe = cfg.Fe > 0 ? 64 : 0;
     return cfg;
 }
 
@@ -580,13 +589,14 @@ static void expect_fp8_gradients(const Model* model, double tolerance) {
     FILE* file = fopen(path, "rb");
     CHECK(file, "%s: cannot read", path);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow* row = gradient_row(model, i);
-        const size_t elements = tensor_elements(row), count = (elements + 6) / 7;
+        const TensorRow* row = &model->map.rows[i];
+        const size_t of_copy = tensor_layer_elements(row), elements = tensor_elements(row),
+                     count = (elements + 6) / 7;
         float *ours = check_alloc(count + 1, sizeof(float), "ours"),
               *theirs = check_alloc(count + 1, sizeof(float), "theirs");
         read_exactly(file, theirs, count * sizeof(float), path);
         for (size_t j = 0; j < elements; j += 7) {
-            ours[j / 7] = *element(row, model->grads_memory, j);
+            ours[j / 7] = gradient_of_copy(model, i, (int)(j / of_copy), model->grads_memory)[j % of_copy];
         }
         EXPECT_NEAR(relative_error(ours, theirs, count), 0, tolerance, "fp8: gradient of %s", row->name);
         free(ours);
@@ -1126,10 +1136,18 @@ TEST(composition_backward_ends) {
 
 // ---- experts ----
 
+// Returns row i of a model, or if it has none, the row of the same matrix of its single expert.
+static const TensorRow* row_or_expert(const TensorRow* rows, int i) {
+    char name[32];
+    snprintf(name, sizeof(name), "e%s", rows[i].name);
+    const int is_mlp = strcmp(name, "efcw") == 0 || strcmp(name, "efcprojw") == 0;
+    return is_mlp && tensor_is_absent(&rows[i]) ? row_called(rows, MODEL_PARAMETER_ROWS, name) : &rows[i];
+}
+
 // Copies the tensors that both models have, from one to the other.
 static void copy_parameters(Model* to, const Model* from) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow *row = &to->parameter_rows[i], *other = &from->parameter_rows[i];
+        const TensorRow *row = row_or_expert(to->parameter_rows, i), *other = &from->parameter_rows[i];
         for (int l = 0; l < row->layers && other->layers == row->layers; l++) {
             memcpy(tensor_at_layer(row, to->params_memory, l), tensor_at_layer(other, from->params_memory, l),
                    tensor_layer_elements(row) * sizeof(float));
@@ -1152,10 +1170,11 @@ static void test_single_expert(MatmulPrecision matmul) {
     expert.router_losses = (RouterLosses){0.25f, 0, 0}; // 0 for one expert
     EXPECT(arch_pass(&model, &b) == arch_pass(&expert, &b), "loss, matmuls %d", (int)matmul);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const TensorRow *row = &model.parameter_rows[i], *other = &expert.parameter_rows[i];
+        const TensorRow* row = &model.map.rows[i];
+        const int other = (int)(row_or_expert(expert.map.rows, i) - expert.map.rows);
         for (int l = 0; l < row->layers; l++) {
-            EXPECT(memcmp(tensor_at_layer(row, model.grads_memory, l),
-                          tensor_at_layer(other, expert.grads_memory, l),
+            EXPECT(memcmp(gradient_of_copy(&model, i, l, model.grads_memory),
+                          gradient_of_copy(&expert, other, l, expert.grads_memory),
                           tensor_layer_elements(row) * sizeof(float)) == 0,
                    "gradient of %s, layer %d, matmuls %d", row->name, l, (int)matmul);
         }
@@ -1176,11 +1195,11 @@ static void join_experts(Model* dense, const Model* experts, int l) {
                           from = model_parameters_at_layer(experts->params, experts->parameter_rows, l);
     for (int e = 0; e < E; e++) {
         for (int g = 0; g < 2; g++) {
-            memcpy(to.fcw + (g * E + e) * F * C, from.fcw + (e * 2 + g) * F * C,
+            memcpy(to.fcw + (g * E + e) * F * C, from.efcw + (e * 2 + g) * F * C,
                    (size_t)(F * C) * sizeof(float));
         }
         for (int i = 0; i < C * F; i++) {
-            to.fcprojw[i / F * E * F + e * F + i % F] = from.fcprojw[e * C * F + i] / (float)E;
+            to.fcprojw[i / F * E * F + e * F + i % F] = from.efcprojw[e * C * F + i] / (float)E;
         }
     }
 }
@@ -1410,13 +1429,13 @@ static double gradients_of_four(Model* model) {
 // additions may differ.
 static void expect_sum(const Model* model, const Model* whole, const MapRange* range, const char* share) {
     const int tensor = range->shard->tensor;
-    const TensorRow *row = &model->parameter_rows[tensor], *of_layers = gradient_row(whole, tensor);
+    const TensorRow* row = &model->parameter_rows[tensor];
     const float* got = zero_range_gradient_cpu(&model->zero, range);
     double largest = 0, error = 0;
     for (size_t i = 0; i < range->count; i++) {
         double want = 0;
         for (int l = 0; l < row->uses; l++) {
-            const float* layer = tensor_at_layer(of_layers, whole->grads_memory, l);
+            const float* layer = gradient_of_copy(whole, tensor, l, whole->grads_memory);
             want += tensor_copy(row, l) == tensor_copy(row, range->shard->layer) ? layer[i] : 0;
         }
         largest = fmax(largest, fabs(want));
