@@ -51,7 +51,9 @@ static inline size_t safetensors_dtype_block(SafeTensorsDtype dtype) {
 }
 
 // Returns the bytes of a block.
-static inline size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) { return safetensors_type_(dtype).bytes; }
+static inline size_t safetensors_dtype_bytes(SafeTensorsDtype dtype) {
+    return safetensors_type_(dtype).bytes;
+}
 
 // Returns the bytes of the whole blocks among `count` elements.
 static inline size_t safetensors_bytes(SafeTensorsDtype dtype, size_t count) {
@@ -74,7 +76,8 @@ static inline float safetensors_narrow_(const void* elements, SafeTensorsDtype d
 static inline float safetensors_quantized_(const void* elements, SafeTensorsDtype dtype, size_t i) {
     const size_t block = i / 32, j = i % 32;
     const unsigned char* at = (const unsigned char*)elements + block * safetensors_dtype_bytes(dtype);
-    const int q = dtype == SAFETENSORS_Q8_0 ? (int8_t)at[2 + j] : (at[2 + j % 16] >> (j < 16 ? 0 : 4) & 15) - 8;
+    const int q =
+        dtype == SAFETENSORS_Q8_0 ? (int8_t)at[2 + j] : (at[2 + j % 16] >> (j < 16 ? 0 : 4) & 15) - 8;
     return safetensors_narrow_(at, SAFETENSORS_F16, 0) * (float)q;
 }
 
