@@ -1,6 +1,6 @@
 // test_gguf_model.c -- gguf_file.h, gguf_tensors.h, gguf_config.h and bpe_gguf.h: models and
-// tokenizers that gguf.h wrote are read back, and written again as the same bytes; a file of gguf-py
-// has its numbers; files that are damaged, or ask for what we do not compute, are refused.
+// tokenizers that gguf.h wrote are read back, and written again as the same bytes; a file of
+// gguf-py has its numbers; files that are damaged, or ask for what we do not compute, are refused.
 #include "llmc/base/file.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/gguf_file.h"
@@ -102,6 +102,30 @@ static void expect_loss(const Whole* read, const Whole* whole, const char* name,
     safetensors_close(&expected);
 }
 
+// Ranks read parts of groups: each element is the one of a whole read.
+static void expect_parts(const char* path, const Whole* whole) {
+    HfModel model;
+    hf_model_open(&model, path, HF_LAST, whole->cfg, whole->cfg.arch);
+    for (int g = 0; g < model_groups(whole->cfg); g++) {
+        const size_t at = tensor_group_offset_bytes(whole->rows, g) / sizeof(float),
+                     end_at = g + 1 < model_groups(whole->cfg)
+                                  ? tensor_group_offset_bytes(whole->rows, g + 1) / sizeof(float)
+                                  : whole->elements,
+                     elements = end_at - at;
+        const float* wanted = whole->memory + at;
+        float* group = (float*)check_alloc(elements, sizeof(float), "group");
+        for (size_t first = 0; first < elements; first += 777) {
+            const size_t end = first + 777 < elements ? first + 777 : elements;
+            memset(group, 0, elements * sizeof(float));
+            hf_model_read(&model, whole->rows, g, first, end, group);
+            EXPECT(memcmp(group + first, wanted + first, (end - first) * sizeof(float)) == 0, "%s: %zu", path,
+                   first);
+        }
+        free(group);
+    }
+    hf_model_close(&model);
+}
+
 static Whole test_model(const char* name, const Whole* whole, GgufDtype dtype) {
     char path[PATH_MAX], again[PATH_MAX];
     snprintf(path, sizeof(path), "%s", test_path("model.gguf"));
@@ -170,6 +194,7 @@ TEST(read_back) {
             Whole read = test_model(models[i], &whole, (GgufDtype)dtype);
             if (dtype == GGUF_F32) {
                 expect_loss(&read, &whole, models[i], is_adapted);
+                expect_parts(test_path("model.gguf"), &read);
             }
             free(read.memory);
         }
