@@ -767,7 +767,7 @@ static void delta_head_backward_(float sums[2], const DeltaHead_* head, Gradient
     const float scale = 1 / sqrtf((float)sizes.dk);
     double total[2] = {0, 0};
     delta_states_(head);
-    for (int t = (sizes.T - 1) / DELTA_C_ * DELTA_C_; t >= 0; t -= DELTA_C_) {
+    for (int t = int_round_up(sizes.T, DELTA_C_) - DELTA_C_; t >= 0; t -= DELTA_C_) {
         const float* state = s->states + (size_t)(t / DELTA_C_) * state_floats;
         float dG[DELTA_C_];
         DeltaChunk_ x;
