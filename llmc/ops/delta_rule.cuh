@@ -300,10 +300,10 @@ __device__ inline void delta_load_chunk_(const DeltaColumns_<X>& x, const DeltaS
     constexpr int STRIDE = delta_stride<X>(DELTA_C);
     const size_t unit_row = 2 * (size_t)s.Hk * s.dk;
     const X* squares = scratch.squares + delta_chunk_(s, at) * 2 * DELTA_C * DELTA_C;
-    delta_load(x.q, x.stride, delta_unit_at_(scratch, s, at, 0), unit_row, DELTA_C, at.count, s.dk, x.padded);
-    delta_load(x.k, x.stride, delta_unit_at_(scratch, s, at, 1), unit_row, DELTA_C, at.count, s.dk, x.padded);
-    delta_load(x.inverse, STRIDE, squares, (size_t)DELTA_C, DELTA_C, DELTA_C, DELTA_C, DELTA_C);
-    delta_load(x.p, STRIDE, squares + DELTA_C * DELTA_C, (size_t)DELTA_C, DELTA_C, DELTA_C, DELTA_C, DELTA_C);
+    delta_load(x.q, x.stride, delta_unit_at_(scratch, s, at, 0), unit_row, at.count, s.dk, x.padded);
+    delta_load(x.k, x.stride, delta_unit_at_(scratch, s, at, 1), unit_row, at.count, s.dk, x.padded);
+    delta_load(x.inverse, STRIDE, squares, (size_t)DELTA_C, DELTA_C, DELTA_C, DELTA_C);
+    delta_load(x.p, STRIDE, squares + DELTA_C * DELTA_C, (size_t)DELTA_C, DELTA_C, DELTA_C, DELTA_C);
     if (threadIdx.x < DELTA_C) {
         const int i = (int)threadIdx.x;
         const float* gates = scratch.gates + ((at.token + i) * s.Hv + at.h) * DELTA_GATES;
@@ -314,45 +314,26 @@ __device__ inline void delta_load_chunk_(const DeltaColumns_<X>& x, const DeltaS
     }
 }
 
-// Rows of a state that a warp has in registers: 16 (w + 4 i) ... of part i.
-template <int KT> struct DeltaState_ { float part[KT][8][4]; };
-
-// Stores a state, rounded, for the next matmuls.
-template <int KT, class X> __device__ inline void delta_store_state_(X* tile, const DeltaState_<KT>& state) {
-#pragma unroll
-    for (int i = 0; i < KT; i++) {
-        delta_store(tile + i * DELTA_TILE<X>, state.part[i]);
-    }
-}
-
-// Multiplies a state by a number.
-template <int KT> __device__ inline void delta_decay_state_(DeltaState_<KT>& state, float factor) {
-#pragma unroll
-    for (int i = 0; i < KT * 32; i++) {
-        state.part[i / 32][i / 4 % 8][i % 4] *= factor;
-    }
-}
-
-// Adds rows^T right to a state, for rows (64, dk) and right (64, 64).
-template <int KT, class X>
-__device__ inline void delta_add_outer_(DeltaState_<KT>& state, const X* rows, int stride, const X* right,
-                                        int padded) {
-#pragma unroll
-    for (int i = 0; i < KT; i++) {
-        const int row0 = (int)threadIdx.x / 32 * 16 + 64 * i;
-        if (row0 < padded) {
-            delta_matmul<true, false>(state.part[i], rows + row0, stride, right, delta_stride<X>(DELTA_C),
-                                      DELTA_C);
-        }
-    }
-}
-
 // Copies a state (dk, 64) from shared memory to global.
 template <class X>
 __device__ inline void delta_save_state_(X* states, const DeltaColumns_<X>& x, DeltaSizes s,
                                          const DeltaPlace_& at) {
     X* to = states + delta_chunk_(s, at) * s.dk * s.dv + x.first;
     delta_save(to, (size_t)s.dv, x.s, delta_stride<X>(DELTA_C), s.dk, x.cols);
+}
+
+// Replaces v in tile x by beta (v - carry K S), given K S. A thread reads and writes its own
+// elements.
+template <class X>
+__device__ inline void delta_right_side_(float (&of_key)[8][4], const DeltaColumns_<X>& x) {
+    const DeltaLane at = delta_lane();
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int r = at.row + i % 4 / 2 * 8;
+        float& y = of_key[i / 4][i % 4];
+        y = x.beta[r] * (delta_at(x.x, at, i) - x.carry[r] * y);
+    }
+    delta_store(x.x, of_key);
 }
 
 // A block goes through the chunks of a sequence for 64 columns of a value head. The state is in
@@ -372,16 +353,15 @@ __global__ void __launch_bounds__(DELTA_THREADS)
     const int R = 2 * s.Hk * s.dk + s.Hv * s.dv, h = (int)blockIdx.y, b = (int)blockIdx.z,
               row0 = (int)threadIdx.x / 32 * 16;
     const size_t row = (size_t)s.Hv * s.dv;
-    const DeltaLane lane = delta_lane();
-    DeltaState_<KT> state = {};
-    delta_store_state_<KT>(x.s, state);
+    DeltaState<KT> state = {};
+    delta_store_state<KT>(x.s, state);
     for (int chunk = 0; chunk * DELTA_C < s.T; chunk++) {
         const DeltaPlace_ at = delta_place_(s, b, h, chunk);
         const size_t out_at = (at.token * s.Hv + h) * s.dv + x.first;
         float of_key[8][4], of_query[8][4];
         delta_load_chunk_(x, scratch, s, at);
         delta_load(x.x, STRIDE, pass.qkv + at.token * R + 2 * s.Hk * s.dk + (size_t)h * s.dv + x.first,
-                   (size_t)R, DELTA_C, at.count, x.cols, DELTA_C);
+                   (size_t)R, at.count, x.cols, DELTA_C);
         delta_wait();
         if (KEEPS) {
             delta_save_state_(scratch.states, x, s, at);
@@ -392,13 +372,7 @@ __global__ void __launch_bounds__(DELTA_THREADS)
             delta_matmul<false, false>(of_query, x.q + row0 * x.stride, x.stride, x.s, STRIDE, x.padded);
             delta_scale_rows(of_query, x.carry, 1.0f);
         }
-#pragma unroll
-        for (int i = 0; i < 32; i++) { // a thread reads and writes its own elements of x
-            const int r = lane.row + i % 4 / 2 * 8;
-            float& y = of_key[i / 4][i % 4];
-            y = x.beta[r] * (delta_at(x.x, lane, i) - x.carry[r] * y);
-        }
-        delta_store(x.x, of_key);
+        delta_right_side_(of_key, x);
         __syncthreads();
         float u[8][4];
         delta_clear(u);
@@ -416,18 +390,13 @@ __global__ void __launch_bounds__(DELTA_THREADS)
             delta_matmul<false, false>(of_query, x.p + row0 * STRIDE, STRIDE, x.y, STRIDE, row0 + 16);
             delta_store_rows(pass.out + out_at, row, of_query, at.count, x.cols);
         }
-        delta_decay_state_(state, x.carry[at.count - 1]);
-        delta_add_outer_<KT>(state, x.k, x.stride, x.x, x.padded);
-        delta_store_state_<KT>(x.s, state);
+        delta_decay_state(state, x.carry[at.count - 1]);
+        delta_add_outer<KT>(state, x.k, x.stride, x.x, x.padded);
+        delta_store_state<KT>(x.s, state);
         __syncthreads(); // the next chunk is loaded into the same memory
     }
-    float* last = pass.state ? pass.state + ((size_t)b * s.Hv + h) * s.dk * s.dv + x.first : NULL;
-#pragma unroll
-    for (int i = 0; i < KT * 32; i++) {
-        const int r = lane.row + i / 32 * 64 + i % 4 / 2 * 8, c = i / 4 % 8 * 8 + lane.col + i % 2;
-        if (!KEEPS && last && r < s.dk && c < x.cols) {
-            last[(size_t)r * s.dv + c] = state.part[i / 32][i / 4 % 8][i % 4];
-        }
+    if (!KEEPS && pass.state) {
+        delta_state_save<KT>(pass.state + ((size_t)b * s.Hv + h) * s.dk * s.dv + x.first, state, s, x.cols);
     }
 }
 
@@ -447,14 +416,14 @@ __global__ void __launch_bounds__(DELTA_THREADS)
               row0 = (int)threadIdx.x / 32 * 16;
     const size_t row = (size_t)s.Hv * s.dv;
     const DeltaLane lane = delta_lane();
-    DeltaState_<KT> ds = {};
-    delta_store_state_<KT>(x.s, ds);
+    DeltaState<KT> ds = {};
+    delta_store_state<KT>(x.s, ds);
     for (int chunk = (s.T - 1) / DELTA_C; chunk >= 0; chunk--) {
         const DeltaPlace_ at = delta_place_(s, b, h, chunk);
         const size_t out_at = (at.token * s.Hv + h) * s.dv + x.first;
         float acc[8][4], dr[8][4];
         delta_load_chunk_(x, scratch, s, at);
-        delta_load(x.x, STRIDE, d.dout + out_at, row, DELTA_C, at.count, x.cols, DELTA_C);
+        delta_load(x.x, STRIDE, d.dout + out_at, row, at.count, x.cols, DELTA_C);
         delta_wait();
         delta_save_state_(scratch.ds, x, s, at);
         delta_clear(acc), delta_clear(dr);
@@ -481,10 +450,10 @@ __global__ void __launch_bounds__(DELTA_THREADS)
         delta_scale_rows(acc, x.carry, 1.0f);
         delta_store(x.x, acc);
         __syncthreads();
-        delta_decay_state_(ds, x.carry[at.count - 1]);
-        delta_add_outer_<KT>(ds, x.q, x.stride, x.x, x.padded);
-        delta_add_outer_<KT>(ds, x.k, x.stride, x.y, x.padded);
-        delta_store_state_<KT>(x.s, ds);
+        delta_decay_state(ds, x.carry[at.count - 1]);
+        delta_add_outer<KT>(ds, x.q, x.stride, x.x, x.padded);
+        delta_add_outer<KT>(ds, x.k, x.stride, x.y, x.padded);
+        delta_store_state<KT>(x.s, ds);
         __syncthreads();
     }
 }
@@ -518,9 +487,9 @@ __device__ inline void delta_load_values_(const DeltaTiles_<X>& x, const X* dout
     constexpr int STRIDE = delta_stride<X>(DELTA_C);
     const size_t from = (at.token * s.Hv + at.h) * s.dv + d, row = (size_t)s.Hv * s.dv;
     const int cols = min((int)DELTA_C, s.dv - d);
-    delta_load(x.dout, STRIDE, dout + from, row, DELTA_C, at.count, cols, DELTA_C);
-    delta_load(x.dr, STRIDE, (const X*)scratch.dr + from, row, DELTA_C, at.count, cols, DELTA_C);
-    delta_load(x.u, STRIDE, (const X*)scratch.u + from, row, DELTA_C, at.count, cols, DELTA_C);
+    delta_load(x.dout, STRIDE, dout + from, row, at.count, cols, DELTA_C);
+    delta_load(x.dr, STRIDE, (const X*)scratch.dr + from, row, at.count, cols, DELTA_C);
+    delta_load(x.u, STRIDE, (const X*)scratch.u + from, row, at.count, cols, DELTA_C);
 }
 
 // Starts to load columns d ... d+63 of q and k.
@@ -529,10 +498,10 @@ __device__ inline void delta_load_keys_(const DeltaTiles_<X>& x, const DeltaScra
                                         DeltaSizes s, const DeltaPlace_& at, int d) {
     const size_t row = 2 * (size_t)s.Hk * s.dk;
     const int cols = min((int)DELTA_C, s.dk - d);
-    delta_load(x.q, delta_stride<X>(DELTA_C), delta_unit_at_(scratch, s, at, 0) + d, row, DELTA_C, at.count,
-               cols, DELTA_C);
-    delta_load(x.k, delta_stride<X>(DELTA_C), delta_unit_at_(scratch, s, at, 1) + d, row, DELTA_C, at.count,
-               cols, DELTA_C);
+    delta_load(x.q, delta_stride<X>(DELTA_C), delta_unit_at_(scratch, s, at, 0) + d, row, at.count, cols,
+               DELTA_C);
+    delta_load(x.k, delta_stride<X>(DELTA_C), delta_unit_at_(scratch, s, at, 1) + d, row, at.count, cols,
+               DELTA_C);
 }
 
 // Numbers of the 64 tokens of a chunk in shared memory. db is without its factor 1 - beta.
@@ -541,13 +510,48 @@ struct DeltaRows_ {
         column[DELTA_WARPS][DELTA_C];
 };
 
+// Turns dout U^T and dR U^T into dP and M, given K K^T and Q K^T, and adds to dG its terms inside
+// of the chunk: of the lane's rows; of columns, summed over the warp's rows, to rows.column.
+__device__ inline void delta_decay_terms_(float (&dG)[2], float (&dp)[8][4], float (&m)[8][4],
+                                          const float (&kk)[8][4], const float (&qk)[8][4], DeltaRows_& rows,
+                                          const float* decay_of) {
+    const int warp = (int)threadIdx.x / 32;
+    const DeltaLane lane = delta_lane();
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        float columns[2] = {};
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int i = lane.row + e / 2 * 8, j = 8 * n + lane.col + e % 2;
+            const float decay = decay_of[i * DELTA_C + j], beta = rows.beta[i];
+            const float inside = decay * (dp[n][e] * qk[n][e] - beta * m[n][e] * kk[n][e]),
+                        term = j < i ? inside : 0.0f;
+            dG[e / 2] += term;
+            columns[e % 2] += term;
+            dp[n][e] *= decay;
+            m[n][e] *= j < i ? -beta * decay : 0.0f;
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) { // over the 16 rows of the warp
+            float& sum = columns[e];
+#pragma unroll
+            for (int distance = 4; distance < 32; distance *= 2) {
+                sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+            }
+            if (threadIdx.x % 32 < 4) {
+                rows.column[warp][8 * n + lane.col + e] = sum;
+            }
+        }
+    }
+}
+
 // Sets dP and M, dG to its terms inside of the chunk, and db.
 template <class X>
 __device__ inline void delta_scores_backward_(const DeltaTiles_<X>& x, DeltaRows_& rows, const X* dout,
                                               const DeltaScratchGpu<X>& scratch, DeltaSizes s,
                                               const DeltaPlace_& at) {
     constexpr int STRIDE = delta_stride<X>(DELTA_C);
-    const int row0 = (int)threadIdx.x / 32 * 16, warp = (int)threadIdx.x / 32;
+    const int row0 = (int)threadIdx.x / 32 * 16;
     const DeltaLane lane = delta_lane();
     float dp[8][4], m[8][4], kk[8][4], qk[8][4], db[2] = {}, dG[2] = {};
     delta_clear(dp), delta_clear(m), delta_clear(kk), delta_clear(qk);
@@ -569,32 +573,7 @@ __device__ inline void delta_scores_backward_(const DeltaTiles_<X>& x, DeltaRows
         delta_matmul<false, true>(qk, x.q + row0 * STRIDE, STRIDE, x.k, STRIDE, DELTA_C);
         __syncthreads();
     }
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-        float columns[2] = {};
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int i = lane.row + e / 2 * 8, j = 8 * n + lane.col + e % 2;
-            const float decay = x.decay[i * DELTA_C + j], beta = rows.beta[i];
-            const float inside = decay * (dp[n][e] * qk[n][e] - beta * m[n][e] * kk[n][e]),
-                        term = j < i ? inside : 0.0f;
-            dG[e / 2] += term;
-            columns[e % 2] += term;
-            dp[n][e] *= decay;
-            m[n][e] *= j < i ? -beta * decay : 0.0f;
-        }
-#pragma unroll
-        for (int e = 0; e < 2; e++) { // over the 16 rows of the warp
-            float& sum = columns[e];
-#pragma unroll
-            for (int distance = 4; distance < 32; distance *= 2) {
-                sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-            }
-            if (threadIdx.x % 32 < 4) {
-                rows.column[warp][8 * n + lane.col + e] = sum;
-            }
-        }
-    }
+    delta_decay_terms_(dG, dp, m, kk, qk, rows, x.decay);
     delta_store(x.dp, dp);
     delta_store(x.m, m);
     delta_add_rows(rows.db, db);
@@ -622,8 +601,8 @@ __device__ inline float delta_keys_backward_(const DeltaTiles_<X>& x, DeltaRows_
         const size_t from = (delta_chunk_(s, at) * s.dk + d) * s.dv + e, after = (size_t)s.dk * s.dv;
         const int cols = min((int)DELTA_C, s.dv - e);
         delta_load_values_(x, dout, scratch, s, at, e);
-        delta_load(x.s, STRIDE, (const X*)scratch.states + from, (size_t)s.dv, DELTA_C, there, cols, DELTA_C);
-        delta_load(x.ds, STRIDE, (const X*)scratch.ds + from, (size_t)s.dv, DELTA_C, there, cols, DELTA_C);
+        delta_load(x.s, STRIDE, (const X*)scratch.states + from, (size_t)s.dv, there, cols, DELTA_C);
+        delta_load(x.ds, STRIDE, (const X*)scratch.ds + from, (size_t)s.dv, there, cols, DELTA_C);
         delta_wait();
         delta_matmul<false, true>(dq, x.dout + row0 * STRIDE, STRIDE, x.s, STRIDE, DELTA_C);
         delta_matmul<false, true>(row, x.dr + row0 * STRIDE, STRIDE, x.s, STRIDE, DELTA_C);
@@ -827,13 +806,15 @@ template <class X> __global__ void delta_step_kernel(DeltaPassGpu<X> pass) {
     } while (0)
 
 template <class X> static inline void delta_check_gpu_(DeltaSizes s, const Gpu* gpu) {
+    const size_t columns = delta_columns_bytes_<X>(s),
+                 gradient = DELTA_GRADIENT_BYTES<X> + sizeof(DeltaRows_),
+                 needed = columns > gradient ? columns : gradient;
     assert(s.Hv % s.Hk == 0 && s.dk % 8 == 0 && s.dv % 8 == 0 && s.dk <= DELTA_RULE_WIDEST &&
            s.dv <= DELTA_RULE_WIDEST);
-    CHECK(delta_columns_bytes_<X>(s) <= gpu->shared_bytes,
+    CHECK(needed <= gpu->shared_bytes,
           "delta rule: keys of %d in %s need %zu bytes of shared memory, and this GPU has %zu; wanted 16 "
-          "bits, or "
-          "shorter keys",
-          s.dk, dtype_name(DTYPE_OF(X)), delta_columns_bytes_<X>(s), gpu->shared_bytes);
+          "bits, or shorter keys",
+          s.dk, dtype_name(DTYPE_OF(X)), needed, gpu->shared_bytes);
 }
 
 // Launches the kernels that go from the inputs to U and S, or to out.

@@ -37,13 +37,13 @@ __device__ inline DeltaLane delta_lane(void) {
     return {(int)threadIdx.x / 32 * 16 + lane / 4, lane % 4 * 2};
 }
 
-// Starts to copy `rows` rows and `cols` columns, of which `there` rows exist; the rest, up to
-// `padded` columns, becomes 0. The whole block calls it.
+// Starts to copy 64 rows of `cols` columns, of which `there` rows exist; the rest, up to `padded`
+// columns, becomes 0. The whole block calls it.
 template <class X>
-__device__ inline void delta_load(X* tile, int stride, const X* from, size_t row, int rows, int there,
-                                  int cols, int padded) {
+__device__ inline void delta_load(X* tile, int stride, const X* from, size_t row, int there, int cols,
+                                  int padded) {
     const int packs = padded / Pack<X>::SIZE;
-    for (int i = (int)threadIdx.x; i < rows * packs; i += DELTA_THREADS) {
+    for (int i = (int)threadIdx.x; i < DELTA_C * packs; i += DELTA_THREADS) {
         const int r = i / packs, c = i % packs * Pack<X>::SIZE;
         cp_async_16(tile + r * stride + c, from + (size_t)r * row + c, r < there && c < cols ? 16 : 0);
     }
@@ -179,6 +179,54 @@ __device__ inline void delta_add_rows(float* to, float (&dots)[2]) {
         const float sum = delta_row_sum(dots[i]);
         if (threadIdx.x % 4 == 0) {
             to[at.row + 8 * i] += sum;
+        }
+    }
+}
+
+// ---- a state of 64 columns in registers ----
+
+// Rows of a state that a warp has in registers: 16 (w + 4 i) ... of part i.
+template <int KT> struct DeltaState { float part[KT][8][4]; };
+
+// Stores a state, rounded, for the next matmuls.
+template <int KT, class X> __device__ inline void delta_store_state(X* tile, const DeltaState<KT>& state) {
+#pragma unroll
+    for (int i = 0; i < KT; i++) {
+        delta_store(tile + i * DELTA_TILE<X>, state.part[i]);
+    }
+}
+
+// Multiplies a state by a number.
+template <int KT> __device__ inline void delta_decay_state(DeltaState<KT>& state, float factor) {
+#pragma unroll
+    for (int i = 0; i < KT * 32; i++) {
+        state.part[i / 32][i / 4 % 8][i % 4] *= factor;
+    }
+}
+
+// Adds rows^T right to a state, for rows (64, dk) and right (64, 64).
+template <int KT, class X>
+__device__ inline void delta_add_outer(DeltaState<KT>& state, const X* rows, int stride, const X* right,
+                                       int padded) {
+#pragma unroll
+    for (int i = 0; i < KT; i++) {
+        const int row0 = (int)threadIdx.x / 32 * 16 + 64 * i;
+        if (row0 < padded) {
+            delta_matmul<true, false>(state.part[i], rows + row0, stride, right, delta_stride<X>(DELTA_C),
+                                      DELTA_C);
+        }
+    }
+}
+
+// Stores a state in fp32.
+template <int KT>
+__device__ inline void delta_state_save(float* to, const DeltaState<KT>& state, DeltaSizes s, int cols) {
+    const DeltaLane at = delta_lane();
+#pragma unroll
+    for (int i = 0; i < KT * 32; i++) {
+        const int r = at.row + i / 32 * 64 + i % 4 / 2 * 8, c = i / 4 % 8 * 8 + at.col + i % 2;
+        if (r < s.dk && c < cols) {
+            to[(size_t)r * s.dv + c] = state.part[i / 32][i / 4 % 8][i % 4];
         }
     }
 }

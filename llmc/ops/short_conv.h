@@ -311,7 +311,7 @@ static void conv_strip_backward_(float* dinp, float* dweight, float* dbias, cons
         }
         conv_window_(x.u, s, n);
         for (int i = 1; i < W; i++) {
-            const int reaches = n % conv->T + i < conv->T && conv_past_(conv, n + i) >= i;
+            const int reaches = n + i < N && conv_past_(conv, n + i) >= i;
             x.later[i] = reaches ? d.conv[(n + i) % SHORT_CONV_MOST].at : s->zero.at;
         }
         CONV_CALL_(conv_token_backward_, conv, &d, s, &x);

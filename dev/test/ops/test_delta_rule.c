@@ -129,6 +129,10 @@ static void check(Case c) {
     EXPECT_NEAR(ops_error(a.dba, want.dba, NULL, ba_size(&c)), 0, limit, "dba of %s", what);
     EXPECT_NEAR(ops_error(a.dA_log, want.dA_log, NULL, s.Hv), 0, 4 * limit, "dA_log of %s", what);
     EXPECT_NEAR(ops_error(a.ddt_bias, want.ddt_bias, NULL, s.Hv), 0, 4 * limit, "ddt_bias of %s", what);
+    for (size_t i = 0; i < ba_size(&c); i++) { // a document's first token does not decay
+        const int t = (int)(i / 2 / s.Hv) % s.T, is_start = a.starts ? a.starts[i / 2 / s.Hv] == t : t == 0;
+        EXPECT(i / s.Hv % 2 == 0 || !is_start || a.dba[i] == 0, "da of token %d of %s", t, what);
+    }
     Arrays again = a;
     again.out = ops_floats(out_size(&c)), again.dqkv = ops_floats(qkv_size(&c));
     again.dba = ops_floats(ba_size(&c)), again.dA_log = ops_copy(a.dA_log, s.Hv);
