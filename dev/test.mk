@@ -48,7 +48,7 @@ build/check/test_checkpoint.ok: private WORDS = -parts_e -faults
 
 # Emulated instructions (dev/test/lib/emulated_x86.h): modules and tests that use them, the rest of
 # the library from the plain build; processors that have fewer.
-EMULATED_OPS = activation cross_entropy heads matmul norm q8
+EMULATED_OPS = activation cross_entropy delta_rule gated_norm heads matmul norm q8 short_conv
 EMULATED_MODULES = $(filter llmc/bf16/% $(EMULATED_OPS:%=llmc/ops/%.h) %/q8_amx.h %/bpe_encode.h,$(COMPILED))
 EMULATED_TEST_FILES = dev/test/bf16/% $(EMULATED_OPS:%=dev/test/ops/test_%.c) %/test_vec.c %/test_bpe_encode.c
 $(TESTS:%=build/avx512/%): build/plain/libllmc.a

@@ -18,7 +18,9 @@ of a sum over such an array. Each line gives the median of the repetitions and t
 #include "llmc/layers/self_attention.h"
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/ops/cross_entropy.h"
+#include "llmc/ops/delta_rule.h"
 #include "llmc/ops/embedding.h"
+#include "llmc/ops/gated_norm.h"
 #include "llmc/ops/activation.h"
 #include "llmc/ops/norm.h"
 #include "llmc/optim/lion.h"
@@ -27,6 +29,7 @@ of a sum over such an array. Each line gives the median of the repetitions and t
 #include "llmc/bf16/matvec.h"
 #include "llmc/optim/muon.h"
 #include "llmc/ops/q8.h"
+#include "llmc/ops/short_conv.h"
 #include "llmc/bf16/machine_peak.h"
 #include "llmc/base/rand.h"
 #include "llmc/optim/sgd.h"
@@ -367,6 +370,57 @@ static void bench_rows(Bench* bench, int N) {
     free(rstd);
 }
 
+static void bench_conv(Bench* bench, const char* name, ShortConvKind kind, int N, int channels, int taps) {
+    const size_t n = (size_t)N * channels, columns = (size_t)short_conv_columns(kind);
+    float *inp = random_floats(n * columns), *dinp = random_floats(n * columns), *out = random_floats(n),
+          *weight = random_floats((size_t)channels * taps), *dweight = random_floats((size_t)channels * taps);
+    const ShortConv conv = {kind, 1, N, channels, taps, NULL, weight, NULL};
+    char line[64];
+    snprintf(line, sizeof(line), "%s forward", name);
+    BENCH(bench, line, short_conv_forward_bytes(N, channels, 4, kind), bench->bandwidth, "GB/s   ",
+          short_conv_forward_cpu(out, inp, &conv));
+    snprintf(line, sizeof(line), "%s backward", name);
+    BENCH(bench, line, short_conv_backward_bytes(N, channels, 4, kind), bench->bandwidth, "GB/s   ",
+          short_conv_backward_cpu(dinp, dweight, NULL, out, inp, &conv, GRADIENT_SET));
+    free(inp);
+    free(dinp);
+    free(out);
+    free(weight);
+    free(dweight);
+}
+
+// Measures the layer of Qwen 3.5 0.8B between its linear layers.
+static void bench_delta(Bench* bench, int T) {
+    const DeltaSizes s = {1, T, 16, 16, 128, 128};
+    const size_t n = (size_t)T * delta_rule_columns(s), m = (size_t)T * delta_rule_out_columns(s);
+    float *qkv = random_floats(n), *dqkv = random_floats(n), *out = random_floats(m),
+          *dout = random_floats(m), *gate = random_floats(m), *ba = random_floats((size_t)T * 32),
+          *dba = random_floats((size_t)T * 32), *heads = random_floats(64), *weight = random_floats(128),
+          *rstd = random_floats((size_t)T * 16);
+    const DeltaPass pass = {s, NULL, qkv, ba, heads, heads + 16, out, NULL};
+    const DeltaGradients d = {dout, dqkv, dba, heads + 32, heads + 48, GRADIENT_SET};
+    const GatedNorm norm = {1e-6f, gate, weight, rstd, T * 16, 128};
+    DeltaScratch scratch;
+    Memory memory = memory_on_host();
+    char name[64];
+    delta_rule_open(&scratch, &memory, s);
+    snprintf(name, sizeof(name), "delta rule forward    B 1 T %d, 16/16", T);
+    BENCH(bench, name, delta_rule_forward_flops(s), bench->peak, "GFLOP/s",
+          delta_rule_forward_cpu(&pass, &scratch));
+    snprintf(name, sizeof(name), "delta rule backward   B 1 T %d, 16/16", T);
+    BENCH(bench, name, 3 * delta_rule_forward_flops(s), bench->peak, "GFLOP/s",
+          delta_rule_backward_cpu(&d, &pass, &scratch));
+    BENCH(bench, "gated norm forward", gated_norm_forward_bytes(16.0 * T, 128, 4), bench->bandwidth,
+          "GB/s   ", gated_norm_forward_cpu(dout, out, &norm));
+    BENCH(bench, "gated norm backward", gated_norm_backward_bytes(16.0 * T, 128, 4), bench->bandwidth,
+          "GB/s   ", gated_norm_backward_cpu(out, dqkv, weight, dout, qkv, &norm, GRADIENT_SET));
+    memory_close(&memory);
+    float* const arrays[] = {qkv, dqkv, out, dout, gate, ba, dba, heads, weight, rstd};
+    for (int i = 0; i < 10; i++) {
+        free(arrays[i]);
+    }
+}
+
 static void bench_classifier(Bench* bench, int N) {
     float *logits = random_floats((size_t)N * VP), *losses = random_floats(N);
     int* targets = check_alloc((size_t)N, sizeof(int), "targets");
@@ -490,6 +544,9 @@ int main(int argc, char** argv) {
     AttentionSizes capped = attention_sizes(1, 1024, 8, 4, 256); // as in Gemma 2
     capped.cap = 50;
     bench_attention(&bench, capped);
+    bench_delta(&bench, 1024);
+    bench_conv(&bench, "conv of Qwen 3.5,", SHORT_CONV_SILU, 1024, 6144, 4);
+    bench_conv(&bench, "conv of LFM 2,", SHORT_CONV_GATED, 1024, 2048, 3);
     bench_mlps(&bench, 1024);
     bench_mlps(&bench, 1023);
     bench_rows(&bench, 1024);

@@ -123,7 +123,8 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, ColumnP
 template <class T, class P>
 static inline void column_sums_finish(const Gradient* to, int count, ColumnPartials<P> partial,
                                       GradientMode mode, const Gpu* gpu) {
-    const int slices = partial.groups < COLUMN_SUMS_SLICES ? partial.groups : COLUMN_SUMS_SLICES;
+    const int most = partial.groups < COLUMN_SUMS_SLICES ? partial.groups : COLUMN_SUMS_SLICES,
+              slices = most > 0 ? most : 1; // without groups, the sums are 0
     const Gradient second = to[count > 1 ? 1 : 0], third = to[count > 2 ? 2 : 0];
     assert(second.dtype == to->dtype && third.dtype == to->dtype && count * partial.C <= partial.stride);
     GRADIENT_DISPATCH(*to, T,
