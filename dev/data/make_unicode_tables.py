@@ -1,4 +1,4 @@
-"""Writes llmc/tokenizer/unicode_tables.h: which characters are letters, digits and blanks.
+"""Writes llmc/tokenizer/unicode_tables.h: which characters are letters, digits and blanks; capitals, minuscules, marks.
 
     dev/ref/setup.sh && build/venv/bin/python dev/data/make_unicode_tables.py
 
@@ -15,14 +15,17 @@ import tiktoken
 
 OUT = Path(__file__).parents[2] / "llmc" / "tokenizer" / "unicode_tables.h"
 VERSIONS = ["14.0", "15.0", "15.1", "16.0", "17.0", "18.0", "19.0", "20.0"]
-CLASSES = [("letter", r"\p{L}"), ("number", r"\p{N}"), ("blank", r"\s")]
+CLASSES = [("letter", r"\p{L}"), ("number", r"\p{N}"), ("blank", r"\s"), ("capital", r"[\p{Lu}\p{Lt}]"), ("minuscule", r"\p{Ll}"),
+           ("mark", r"\p{M}")]
+CATEGORIES = {"letter": ("L",), "number": ("N",), "capital": ("Lu", "Lt"), "minuscule": ("Ll",), "mark": ("M",)}
 
 HEADER = """\
 /*
-unicode_tables.h -- letters, numbers and blanks of Unicode {version}: \\p{{L}}, \\p{{N}} and \\s (White_Space).
+unicode_tables.h -- letters, numbers and blanks of Unicode {version}: \\p{{L}}, \\p{{N}} and \\s (White_Space);
+of letters capitals, \\p{{Lu}} and \\p{{Lt}}, and minuscules, \\p{{Ll}}; and marks, \\p{{M}}.
 
-Made by dev/data/make_unicode_tables.py with tiktoken {tiktoken}; change the script, not this file. Each row is
-the first and the last character of a range; rows ascend and do not touch.
+Made by dev/data/make_unicode_tables.py with tiktoken {tiktoken}; change the script, not this file. Each
+row is the first and the last character of a range; rows ascend and do not touch.
 {counts}.
 */
 #ifndef LLMC_UNICODE_TABLES_H
@@ -80,7 +83,7 @@ def check_against_python(name, found):
             if name == "blank":
                 in_python = c in controls or category[0] == "Z"
             else:
-                in_python = category[0] == name[0].upper()
+                in_python = category.startswith(CATEGORIES[name])
             assert in_python == (c in found), f"U+{c:04X} is {category} in Python's Unicode"
 
 
@@ -96,7 +99,7 @@ def main():
         version=newest_version(),
         tiktoken=tiktoken.__version__,
         counts=", ".join(f"{len(found)} {name}s" for name, found in classes.items()),
-        sizes=", ".join(f"UNICODE_{name.upper()}S = {len(r)}" for name, r in rows.items()),
+        sizes=",\n       ".join(f"UNICODE_{name.upper()}S = {len(r)}" for name, r in rows.items()),
     )
     for name, pairs in rows.items():
         text += table_rows.table(f"unicode_{name}s", pairs, f"UNICODE_{name.upper()}S")

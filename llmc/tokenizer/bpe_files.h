@@ -373,7 +373,7 @@ static void bpe_put_bytes_(int use_regex, FILE* file) {
 
 // Writes how text is split.
 static void bpe_put_pattern_(BpePattern pattern, FILE* file) {
-    const int is_sequence = pattern.style == BPE_CL100K || pattern.digits_first;
+    const int is_sequence = pattern.style == BPE_CL100K || pattern.style == BPE_O200K || pattern.digits_first;
     fputs(is_sequence ? "{\"type\": \"Sequence\", \"pretokenizers\": [" : "", file);
     if (pattern.digits_first) {
         fprintf(file, "{\"type\": \"Digits\", \"individual_digits\": %s}, ",

@@ -331,7 +331,7 @@ static int bpe_json_split_(BpeJson* v, const BpeJsonStep_* step) {
     if (!bpe_pattern_read(step->pattern, &pattern)) {
         return error_set(v->json.error, v->json.path,
                          "the pre_tokenizer splits text by %s; wanted the pattern of GPT-2, Llama 3, Qwen, "
-                         "GLM or nanochat",
+                         "GLM, nanochat or gpt-oss",
                          step->pattern);
     }
     if (v->has_pattern || (v->pattern.digits_first && pattern.style != BPE_GPT2)) {

@@ -9,7 +9,8 @@ can be divided. It matters only for text like a megabyte of one letter, or of ze
     bpe_last_cut        the last position where a text may be divided without changing its pieces
 
 The classes of 64 bytes at a time are bit masks, and the pattern's cuts are shifts of these masks,
-as in gigatoken.
+as in gigatoken. O200K, whose words depend on letters far after a cut, is matched character by
+character.
 */
 #ifndef LLMC_BPE_SPLIT_H
 #define LLMC_BPE_SPLIT_H
@@ -56,6 +57,7 @@ typedef struct {
     // CL100K: 1 if the carry of characters that stand alone moves into `now`; \r and \n of `last`
     // that belong to the piece before them
     uint64_t alone, taken;
+    size_t piece; // O200K: start of the first piece that is not cut yet
 } BpeSplitter;
 
 #if defined(X86_INTRINSICS) && defined(__AVX512BW__)
@@ -166,7 +168,7 @@ static inline BpeSplitter bpe_splitter(const BpeRules* rules, const unsigned cha
     splitter.rules = rules;
     splitter.text = text;
     splitter.bytes = bytes;
-    splitter.first = splitter.at = first;
+    splitter.first = splitter.at = splitter.piece = first;
     splitter.next = bpe_classify_(&splitter, 1, first);
     return splitter;
 }
@@ -340,6 +342,108 @@ ALWAYS_INLINE uint64_t bpe_cuts_cl100k_(BpeSplitter* splitter) {
 
 #undef BPE_BEFORE_
 
+// ---- O200K, character by character ----
+
+// A text from the start of a piece on, as far as it is matched: a run that is longer than a piece
+// may be ends there.
+typedef struct {
+    const BpeRules* rules;
+    const unsigned char* text;
+    size_t bytes, most;
+} BpePiece_;
+
+// Returns the end of the characters from `at` on that have one of these cases; *both is the end of
+// the last of them that has both.
+static inline size_t bpe_cased_end_(const BpePiece_* p, size_t at, int cases, size_t* both) {
+    int class_, case_;
+    while (at < p->bytes && at <= p->most) {
+        const size_t length = (size_t)bpe_case_at(p->rules, p->text + at, p->bytes - at, &class_, &case_);
+        if (!(case_ & cases)) {
+            break;
+        }
+        at += length;
+        *both = case_ == BPE_MARK ? at : *both;
+    }
+    return at;
+}
+
+// Returns the end of U*L+ from `at` on, or if `is_capital` of U+L*; 0: none.
+static inline size_t bpe_word_end_(const BpePiece_* p, size_t at, int is_capital) {
+    size_t both = 0, none = 0;
+    const size_t upper = bpe_cased_end_(p, at, BPE_CAPITAL, &both),
+                 end = bpe_cased_end_(p, upper, BPE_MINUSCULE, &none);
+    if (is_capital) {
+        return upper > at ? end : 0;
+    }
+    // without a minuscule, U* leaves the last character of both to L+
+    return end > upper || upper > p->most ? end : both;
+}
+
+// Returns the end of a word that starts at `at`, a character of this class and length; 0: none.
+static inline size_t bpe_whole_word_(const BpePiece_* p, size_t at, size_t length, int class_) {
+    const int has_start =
+        class_ != BPE_LETTER && class_ != BPE_NUMBER && !bpe_is_line_end(p->text[at]); // before it
+    size_t end = 0;
+    for (int is_capital = 0; is_capital < 2 && end == 0; is_capital++) {
+        end = has_start ? bpe_word_end_(p, at + length, is_capital) : 0;
+        end = end ? end : bpe_word_end_(p, at, is_capital);
+    }
+    const int is_contraction = end > 0 && end < p->bytes && p->text[end] == '\'';
+    return end + (size_t)(is_contraction ? bpe_contraction_any_case_(p->text + end, p->bytes - end) : 0);
+}
+
+// Returns the end of the characters of a class from `at` on, at most `count`.
+static inline size_t bpe_class_end_(const BpePiece_* p, size_t at, int class_, size_t count) {
+    int found;
+    for (size_t n = 0; n < count && at < p->bytes && at <= p->most; n++) {
+        const size_t length = (size_t)bpe_class_at(p->rules, p->text + at, p->bytes - at, &found);
+        if (found != class_) {
+            break;
+        }
+        at += length;
+    }
+    return at;
+}
+
+// Returns the end of the blanks from `at` on that are a piece: up to the last line end, or all but
+// the last blank before another character.
+static inline size_t bpe_blanks_end_(const BpePiece_* p, size_t at) {
+    const size_t end = bpe_class_end_(p, at, BPE_BLANK, SIZE_MAX);
+    size_t line = end, last = end - 1;
+    while (line > at && !bpe_is_line_end(p->text[line - 1])) {
+        line--;
+    }
+    while (last > at && (p->text[last] & 0xC0) == 0x80) {
+        last--;
+    }
+    return end > p->most ? end : line > at ? line : end == p->bytes || last == at ? end : last;
+}
+
+// Returns the end of the piece at text[at], at < bytes. It may be longer than a piece may be.
+static inline size_t bpe_end_o200k_(const BpeRules* rules, const unsigned char* text, size_t bytes,
+                                    size_t at) {
+    const BpePiece_ p = {rules, text, bytes, at + BPE_MAX_PIECE};
+    int class_;
+    const size_t length = (size_t)bpe_class_at(rules, text + at, bytes - at, &class_),
+                 word = bpe_whole_word_(&p, at, length, class_),
+                 others = at + (text[at] == ' '); // after the blank that joins them
+    size_t end = word ? word
+                 : class_ == BPE_NUMBER
+                     ? bpe_class_end_(&p, at, BPE_NUMBER,
+                                      rules->pattern.digits ? (size_t)rules->pattern.digits : SIZE_MAX)
+                     : bpe_class_end_(&p, others, BPE_OTHER, SIZE_MAX);
+    if (word || class_ == BPE_NUMBER) {
+        return end;
+    }
+    if (end == others) {
+        return bpe_blanks_end_(&p, at);
+    }
+    while (end < bytes && end <= p.most && (bpe_is_line_end(text[end]) || text[end] == '/')) {
+        end++;
+    }
+    return end;
+}
+
 // Appends the indices of the set bits, plus `base`, to places[count ..]. Returns the new count.
 // Writes up to 7 more, because a loop of nearly constant length is predicted.
 ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places, size_t count) {
@@ -395,6 +499,20 @@ static inline size_t bpe_split_joins_(BpeSplitter* splitter, uint16_t cuts[BPE_C
     return count;
 }
 
+// Finds the cuts of a text by the pattern of O200K, as bpe_split does.
+static inline size_t bpe_split_o200k_(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
+    const size_t begin = splitter->at, end = begin + 64 * BPE_BLOCKS_;
+    size_t count = 0;
+    while (splitter->piece < end && splitter->piece < splitter->bytes) {
+        if (splitter->piece > splitter->first) {
+            cuts[count++] = (uint16_t)(splitter->piece - begin);
+        }
+        splitter->piece = bpe_end_o200k_(splitter->rules, splitter->text, splitter->bytes, splitter->piece);
+    }
+    splitter->at = end;
+    return count;
+}
+
 // Finds the cuts in the next blocks of the text, relative to the first block. The first byte of the
 // text is not a cut.
 static inline size_t bpe_split(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
@@ -402,6 +520,9 @@ static inline size_t bpe_split(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
     size_t count = 0;
     if (pattern.style == BPE_SENTENCE) {
         return bpe_split_joins_(splitter, cuts);
+    }
+    if (pattern.style == BPE_O200K) {
+        return bpe_split_o200k_(splitter, cuts);
     }
     if (pattern.style == BPE_CL100K) {
         BPE_SPLIT_(bpe_cuts_cl100k_(splitter))
@@ -457,6 +578,11 @@ static inline int bpe_class_before_(const BpeRules* rules, const unsigned char* 
     return (size_t)bpe_character(rules, text + at - n, n, &class_) == n ? class_ : BPE_OTHER;
 }
 
+// True if pieces may end with line ends.
+static inline int bpe_has_lines_(const BpeRules* rules) {
+    return rules->pattern.style == BPE_CL100K || rules->pattern.style == BPE_O200K;
+}
+
 // True if the character at the start of text[0 .. 4) is not a blank, and normalization keeps it.
 static inline int bpe_starts_line_(const BpeRules* rules, const unsigned char* text) {
     int class_;
@@ -478,10 +604,10 @@ static inline int bpe_may_cut_sentence_(int blanks, const unsigned char* text, s
 }
 
 // True if the text may be divided before text[at], at > 0, as far as its bytes nearby tell: ASCII
-// blanks after another character always start a piece, except line ends that CL100K gives to the
-// piece before; there, a character after a line end starts one.
+// blanks after another character always start a piece, except line ends that CL100K and O200K give
+// to the piece before; there, a character after a line end starts one, but for O200K's /.
 static inline int bpe_may_cut_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
-    const int is_lines = rules->pattern.style == BPE_CL100K;
+    const int is_lines = bpe_has_lines_(rules);
     if (rules->pattern.style == BPE_SENTENCE) {
         return bpe_may_cut_sentence_(rules->pattern.digits, text, at);
     }
@@ -491,12 +617,18 @@ static inline int bpe_may_cut_(const BpeRules* rules, const unsigned char* text,
         return before != BPE_BLANK &&
                !(is_lines && bpe_is_line_end(text[at]) && (before == BPE_OTHER || normalizes));
     }
-    return is_lines && bpe_is_line_end(text[at - 1]) && bytes - at >= 4 && bpe_starts_line_(rules, text + at);
+    return is_lines && bpe_is_line_end(text[at - 1]) && bytes - at >= 4 &&
+           !(rules->pattern.style == BPE_O200K && text[at] == '/') && bpe_starts_line_(rules, text + at);
 }
 
 // Counts the bytes at the end of a text whose meaning may depend on the bytes that follow: an
-// incomplete character or contraction.
-static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
+// incomplete character or contraction. O200K's contractions belong to the word before.
+static inline size_t bpe_uncertain_(const BpeRules* rules, const unsigned char* text, size_t bytes) {
+    for (size_t n = rules->pattern.style == BPE_O200K ? 3 : 0; n >= 1; n--) {
+        if (n <= bytes && text[bytes - n] == '\'') {
+            return n;
+        }
+    }
     for (size_t n = 1; n <= 3 && n <= bytes; n++) {
         if (text[bytes - n] >= 0xC0) {
             return (size_t)utf8_length(text[bytes - n]) > n ? n : 0;
@@ -516,13 +648,23 @@ static inline size_t bpe_last_blanks_begin_(const BpeRules* rules, const unsigne
     return at;
 }
 
+// True if nothing but capitals, marks and letters without a case follows text[at]: then a minuscule
+// after the text may join them to letters before them.
+static inline int bpe_is_open_word_(const BpeRules* rules, const unsigned char* text, size_t bytes,
+                                    size_t at) {
+    const BpePiece_ p = {rules, text, bytes, bytes};
+    size_t both;
+    return bpe_cased_end_(&p, at, BPE_CAPITAL, &both) == bytes;
+}
+
 // True if the text may be divided at text[at], where a piece starts. If several blanks stand before
 // another character, the last is a piece of its own only once that character is seen.
 static inline int bpe_is_safe_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
     int class_;
     bpe_class_at(rules, text + at, bytes - at, &class_);
-    return class_ == BPE_BLANK || bpe_class_before_(rules, text, at) != BPE_BLANK ||
-           (rules->pattern.style == BPE_CL100K && bpe_is_line_end(text[at - 1]));
+    return !(rules->pattern.style == BPE_O200K && bpe_is_open_word_(rules, text, bytes, at)) &&
+           (class_ == BPE_BLANK || bpe_class_before_(rules, text, at) != BPE_BLANK ||
+            (bpe_has_lines_(rules) && bpe_is_line_end(text[at - 1])));
 }
 
 // Returns the end of the part of a text that starts at text[begin], of at most BPE_MAX_PIECE bytes.
@@ -553,7 +695,7 @@ static inline size_t bpe_last_cut(const BpeRules* rules, const char* text, size_
     if (rules->pattern.normalizes || rules->pattern.cuts_words || rules->pattern.style == BPE_SENTENCE) {
         return bytes >= BPE_MAX_PIECE + 8 ? bpe_piece_end_(rules, at, bytes) : 0;
     }
-    const size_t certain = bytes - bpe_uncertain_(at, bytes);
+    const size_t certain = bytes - bpe_uncertain_(rules, at, bytes);
     // how a run of blanks is cut depends on its end
     const size_t known = bpe_last_blanks_begin_(rules, at, certain);
     BpeSplitter splitter = bpe_splitter(rules, at, 0, certain);

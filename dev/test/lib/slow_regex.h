@@ -2,8 +2,8 @@
 slow_regex.h -- splits a text by a regular expression, by its definition: what bpe_split.h is tested
 against.
 
-An expression is alternatives of items: a character, \r \n \s \S \p{L} \p{N}, or a set [...] of
-these, each with ? * + or {1,n}; (?i) at the start of an alternative ignores case; (?!\S) at its end
+An expression is alternatives of items: a character, \r \n \s \S \p{L} \p{N} \p{M}, \p{Lu} with
+\p{Lt}, \p{Ll}, \p{Lo} with \p{Lm}, or a set [...] of these, each with ? * + or {1,n}; (?i) at the start of an alternative ignores case; (?!\S) at its end
 looks ahead. A match is leftmost, with the first alternative that matches, and greedy with
 backtracking.
 */
@@ -15,6 +15,7 @@ backtracking.
 typedef struct {
     size_t length;  // bytes; 0 at the end of the text
     char class_;    // 'L', 'N', 'S' or 'O'
+    char kind;      // of a letter: 'u', 'l' or 'o'; 'M': a mark
     uint32_t value; // the character; UINT32_MAX if it is not valid
 } SlowCharacter;
 
@@ -27,7 +28,7 @@ static inline int slow_in_ranges(uint32_t c, const uint32_t (*ranges)[2], int ro
 }
 
 static inline SlowCharacter slow_character(const char* text, size_t bytes, size_t at) {
-    SlowCharacter c = {at < bytes, 'O', UINT32_MAX};
+    SlowCharacter c = {at < bytes, 'O', 0, UINT32_MAX};
     const unsigned char* s = (const unsigned char*)text + at;
     const size_t left = bytes - at;
     if (c.length == 0) {
@@ -59,6 +60,11 @@ static inline SlowCharacter slow_character(const char* text, size_t bytes, size_
                : slow_in_ranges(value, unicode_numbers, UNICODE_NUMBERS) ? 'N'
                : slow_in_ranges(value, unicode_blanks, UNICODE_BLANKS)   ? 'S'
                                                                          : 'O';
+    c.kind = slow_in_ranges(value, unicode_capitals, UNICODE_CAPITALS)       ? 'u'
+             : slow_in_ranges(value, unicode_minuscules, UNICODE_MINUSCULES) ? 'l'
+             : slow_in_ranges(value, unicode_marks, UNICODE_MARKS)           ? 'M'
+             : c.class_ == 'L'                                               ? 'o'
+                                                                             : 0;
     return c;
 }
 
@@ -79,9 +85,11 @@ static inline int slow_is_one(const char** item, SlowCharacter c, int ignores_ca
         return c.value == wanted || (ignores_case && is_letter && c.value == (wanted ^ 32)) ||
                (ignores_case && (wanted | 32) == 's' && c.value == 0x17F);
     }
-    *item += at[1] == 'p' ? 5 : 2;
-    return at[1] == 'p'   ? c.class_ == at[3]
-           : at[1] == 's' ? c.class_ == 'S'
+    *item += at[1] == 'p' ? 5 + (at[4] != '}') : 2;
+    return at[1] == 'p'   ? at[3] == 'M'   ? c.kind == 'M'
+                            : at[4] == '}' ? c.class_ == at[3]
+                                           : c.kind == at[4]
+             : at[1] == 's' ? c.class_ == 'S'
            : at[1] == 'S' ? c.class_ != 'S'
                           : c.value == (at[1] == 'r' ? '\r' : '\n');
 }
@@ -111,7 +119,7 @@ static inline size_t slow_match(const char* items, const SlowText* t, size_t at)
         return c.length == 0 || c.class_ == 'S' ? slow_match(items + 6, t, at) : SIZE_MAX;
     }
     const char* rest = items;
-    const SlowCharacter none = {0, 'O', UINT32_MAX};
+    const SlowCharacter none = {0, 'O', 0, UINT32_MAX};
     slow_is_item(&rest, none, 0); // moves past it
     size_t least = 1, most = 1;
     if (*rest == '?' || *rest == '*' || *rest == '+') {
@@ -160,6 +168,17 @@ static inline size_t slow_piece_end(const char* expression, const char* text, si
     "(?i)'s|(?i)'t|(?i)'re|(?i)'ve|(?i)'m|(?i)'ll|(?i)'d|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits              \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
+// A contraction is at the end of an alternative, which ignores case: it changes nothing else there.
+#define SLOW_U "[\\p{Lu}\\p{Lo}\\p{M}]"
+#define SLOW_L "[\\p{Ll}\\p{Lo}\\p{M}]"
+#define SLOW_CONTRACTED(word)                                                                                \
+    "(?i)" word "'s|(?i)" word "'t|(?i)" word "'re|(?i)" word "'ve|(?i)" word "'m|(?i)" word "'ll|(?i)" word \
+    "'d|" word "|"
+#define SLOW_O200K(digits)                                                                                   \
+    SLOW_CONTRACTED("[^\\r\\n\\p{L}\\p{N}]?" SLOW_U "*" SLOW_L "+")                                          \
+    SLOW_CONTRACTED("[^\\r\\n\\p{L}\\p{N}]?" SLOW_U "+" SLOW_L "*")                                          \
+    digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
 typedef struct {
     BpePattern pattern;
     const char* expression;
@@ -173,6 +192,7 @@ static const SlowPattern slow_patterns[] = {
     {{BPE_CL100K, 1, 0, 0, 0}, SLOW_CL100K("\\p{N}")},
     {{BPE_CL100K, 2, 0, 0, 0}, SLOW_CL100K("\\p{N}{1,2}")},
     {{BPE_CL100K, 3, 0, 0, 0}, SLOW_CL100K("\\p{N}{1,3}")},
+    {{BPE_O200K, 3, 0, 0, 0}, SLOW_O200K("\\p{N}{1,3}")},
 };
 enum { SLOW_PATTERNS = sizeof(slow_patterns) / sizeof(slow_patterns[0]) };
 

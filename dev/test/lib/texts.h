@@ -59,6 +59,9 @@ static const char* const text_units[] = {"a",
                                          "\xE2\x80\xA8",
                                          "\xE6\xBC\xA2",
                                          "\xF0\x9F\x98\x80",
+                                         "A",
+                                         "/",
+                                         "\xCC\x81",
                                          "\x80",
                                          "\xA0",
                                          "\xC2",
@@ -66,7 +69,7 @@ static const char* const text_units[] = {"a",
                                          "\xFF",
                                          "\xED\xA0\x80",
                                          "\xF4\x90\x80\x80"};
-enum { TEXT_UNITS = sizeof(text_units) / sizeof(text_units[0]), TEXT_VALID_UNITS = 24 };
+enum { TEXT_UNITS = sizeof(text_units) / sizeof(text_units[0]), TEXT_VALID_UNITS = 27 };
 
 // Sets text (room) to units until it is full; `valid` without those that are no UTF-8. Returns its
 // bytes.

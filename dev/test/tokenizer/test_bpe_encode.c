@@ -162,7 +162,8 @@ static Text random_pieces(uint32_t max, int valid) {
 
 // Encodes with this pattern.
 static void test_against_reference(Bpe* bpe, const SlowPattern* pattern, int rounds) {
-    bpe->rules.pattern = pattern->pattern;
+    bpe_rules_close(&bpe->rules);
+    bpe_rules_open(&bpe->rules, pattern->pattern);
     BpeEncoder encoder;
     bpe_encoder_open(&encoder, bpe);
     for (int i = 0; i < rounds; i++) {

@@ -48,7 +48,7 @@ static void test_runs(BpeEncoder* encoder) {
         const int digits = encoder->bpe->rules.pattern.digits; // of a piece
         const int is_cut = text_units[i][0] == '1' && digits > 0 && BPE_MAX_PIECE % digits != 0;
         const int is_run =
-            !is_cut && strchr("\n\t -!'ast1\xC3\xC2\xE3\xE6\xE2\xF0", text_units[i][0]) && n != 2;
+            !is_cut && strchr("\n\t -!'astA/1\xC3\xC2\xE3\xE6\xE2\xF0", text_units[i][0]) && n != 2;
         for (size_t extra = 0; is_run && extra < 5; extra++) {
             whole.count = parts.count = 0;
             const size_t end = 3 * part + extra * n;
@@ -184,7 +184,8 @@ TEST(bpe_split) {
     Bpe bpe = open_pairs();
     for (int i = 0; i < SLOW_PATTERNS; i++) {
         BpeEncoder encoder;
-        bpe.rules.pattern = slow_patterns[i].pattern;
+        bpe_rules_close(&bpe.rules);
+        bpe_rules_open(&bpe.rules, slow_patterns[i].pattern);
         test_pieces(&bpe.rules, &slow_patterns[i]);
         test_blanks(&bpe.rules, &slow_patterns[i]);
         bpe_encoder_open(&encoder, &bpe);
