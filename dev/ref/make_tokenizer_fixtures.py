@@ -31,6 +31,10 @@ CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 NANOCHAT = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
             r"|\s+(?!\S)|\s+")
+UPPER, LOWER, ENDING = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}|\p{{N}}{{1,3}}"
+         r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CASES = [*CLASSES, ("capital", r"[\p{Lu}\p{Lt}]"), ("minuscule", r"\p{Ll}"), ("mark", r"\p{M}")]
 GPT2_FORM = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
@@ -151,7 +155,13 @@ def glm4():
     return tokenizer
 
 
-FAMILIES = {maker.__name__: maker for maker in (gpt2, smollm2, qwen2, olmo, llama3, shuffled, nanochat, glm4)}
+def gptoss():
+    tokenizer = trained(split(O200K))
+    tokenizer.add_special_tokens(["<|startoftext|>", EOT, "<|return|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>"])
+    return with_model(tokenizer, lambda model: model.update(ignore_merges=True))
+
+
+FAMILIES = {maker.__name__: maker for maker in (gpt2, smollm2, qwen2, olmo, llama3, shuffled, nanochat, glm4, gptoss)}
 
 
 def composing(rng):
@@ -177,14 +187,15 @@ WORDS = [
     "  two   three    four     five" + " " * 8 + "eight" + " " * 50 + "\n    \t  |||IP_ADDRESS|||",
     " xylophone xylophones qzqzqz qzqzqzq",
     "12z 12zz 1212z!=!= !=!=!", "\n\n\n  a \n\n\n  \n\n\n  b", "<|im_start|>user\nhi<|im_end|>",
-    "It'S HE'LL we'Re I\u2019m '\u017ft '\u017f",
+    "It'S HE'LL we'Re I\u2019m '\u017ft '\u017f", "HTTPServer camelCase XMLHttpRequest ABC\u4f60D \u4f60ABCd \u4f60ABC",
+    "!\n/\n//\n a/b/ //\r\n/ \u0301A \u0301Ab A\u0301B !\u0301 !!\u0301a don't'll DON'Ts 'S \u01c5x\u01c5 \u02b0A\u02b0",
 ]  # fmt: skip
 
 
 def other_characters():
     """Returns the characters whose class is another one in the library's version of Unicode."""
-    matches = {name: matcher(pattern) for name, pattern in CLASSES}
-    theirs = {name: pre_tokenizers.Split(Regex(pattern), "removed") for name, pattern in CLASSES}
+    matches = {name: matcher(pattern) for name, pattern in CASES}
+    theirs = {name: pre_tokenizers.Split(Regex(pattern), "removed") for name, pattern in CASES}
     digits = pre_tokenizers.Digits()
     found = set()
     for c in characters():

@@ -1,10 +1,10 @@
 /*
 unicode_tables.h -- letters, numbers and blanks of Unicode 16.0: \p{L}, \p{N} and \s (White_Space);
-of letters capitals, \p{Lu} and \p{Lt}, and small ones, \p{Ll}; and marks, \p{M}.
+of letters capitals, \p{Lu} and \p{Lt}, and minuscules, \p{Ll}; and marks, \p{M}.
 
 Made by dev/data/make_unicode_tables.py with tiktoken 0.14.0; change the script, not this file. Each
-row is the first and the last character of a range; rows ascend and do not touch. 141028 letters, 1911 numbers, 25
-blanks, 1889 capitals, 2258 minuscules, 2501 marks.
+row is the first and the last character of a range; rows ascend and do not touch.
+141028 letters, 1911 numbers, 25 blanks, 1889 capitals, 2258 minuscules, 2501 marks.
 */
 #ifndef LLMC_UNICODE_TABLES_H
 #define LLMC_UNICODE_TABLES_H

@@ -3,9 +3,9 @@ slow_regex.h -- splits a text by a regular expression, by its definition: what b
 against.
 
 An expression is alternatives of items: a character, \r \n \s \S \p{L} \p{N} \p{M}, \p{Lu} with
-\p{Lt}, \p{Ll}, \p{Lo} with \p{Lm}, or a set [...] of these, each with ? * + or {1,n}; (?i) at the start of an alternative ignores case; (?!\S) at its end
-looks ahead. A match is leftmost, with the first alternative that matches, and greedy with
-backtracking.
+\p{Lt}, \p{Ll}, \p{Lo} with \p{Lm}, or a set [...] of these, each with ? * + or {1,n}; (?i) at the
+start of an alternative ignores case; (?!\S) at its end looks ahead. A match is leftmost, with the
+first alternative that matches, and greedy with backtracking.
 */
 #ifndef DEV_TEST_SLOW_REGEX_H
 #define DEV_TEST_SLOW_REGEX_H

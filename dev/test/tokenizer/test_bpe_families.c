@@ -166,7 +166,8 @@ static void test_roles(const Families* all) {
                   {"llama3", "<|begin_of_text|>", "llama-bpe"},
                   {"shuffled", "<|endoftext|>", NULL},
                   {"nanochat", "<|bos|>", NULL},
-                  {"glm4", "<|endoftext|>", "dbrx"}};
+                  {"glm4", "<|endoftext|>", "dbrx"},
+                  {"gptoss", "<|endoftext|>", NULL}};
     EXPECT(sizeof(wanted) / sizeof(wanted[0]) == all->num_families, "");
     for (uint32_t i = 0; i < all->num_families; i++) {
         const Bpe* bpe = &family_of(all, wanted[i].name)->bpe;
