@@ -232,6 +232,10 @@ int gguf_check(ModelConfig cfg, char* error) {
             "or --out DIR, which works",
             word, cfg.NH, model_head_size(cfg), cfg.C);
     }
+    if (cfg.expert_groups > 0) {
+        return error_set(error, "--export-gguf", "%d groups of experts are not written; --out DIR works",
+                         cfg.expert_groups);
+    }
     const int has_scale = FAMILY_GRANITE >> cfg.arch & 1;
     const float own = gguf_score_scale_(cfg), scale = cfg.attention_scale > 0
                                                           ? cfg.attention_scale

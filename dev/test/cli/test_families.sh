@@ -27,7 +27,7 @@ numbers() {
     local model=$1 loss=$2 norm=$3 tolerance=$4
     shift 4
     local routers=()
-    case $model in mixtral | qwen3moe | olmoe | glm4moe) routers=(--router-balance 0 --router-z 0) ;; esac
+    case $model in mixtral | qwen3moe | olmoe | glm4moe*) routers=(--router-balance 0 --router-z 0) ;; esac
     rm -rf out
     runs "$model $*" --model "$fixtures/$model" "${data[@]}" --steps 1 --samples 0 "${routers[@]}" --out out "$@"
     near "$model $*: loss" "$(value train loss)" "$loss" "$tolerance"

@@ -18,10 +18,10 @@
 enum { SEQUENCES = 2, TOKENS = 13 }; // of the fixtures
 
 static const char* const names[] = {
-    "llama",    "llama3",        "mistral",  "qwen2",   "qwen3",   "qwen3_tied", "arcee",
-    "nanochat", "mixtral",       "qwen3moe", "olmoe",   "glm4moe", "yarn",       "yarn_exact",
-    "longrope", "longrope_near", "olmo2",    "granite", "gemma2",  "smollm3",    "olmo3",
-    "exaone4",  "granite4",      "gemma3",   "phi3",    "glm4",     "glm4moe_dense"};
+    "llama",    "llama3",        "mistral",  "qwen2",   "qwen3",   "qwen3_tied",    "arcee",
+    "nanochat", "mixtral",       "qwen3moe", "olmoe",   "glm4moe", "yarn",          "yarn_exact",
+    "longrope", "longrope_near", "olmo2",    "granite", "gemma2",  "smollm3",       "olmo3",
+    "exaone4",  "granite4",      "gemma3",   "phi3",    "glm4",    "glm4moe_dense", "glm4moe_groups"};
 enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
 
 typedef struct {
@@ -258,11 +258,11 @@ static void test_upcycled(const char* name, Arch arch) {
             const size_t all = tensor_layer_elements(&sparse.rows[i]), l = k / all;
             const float x = *(const float*)test_element(&sparse.rows[i], sparse.memory, k);
             const int is_router = sparse.rows[i].kind == KIND_ROUTER;
-            EXPECT(is_router
-                       ? x != 0 && x != ((float*)tensor_at_layer(&sparse.rows[i], sparse.memory, !l))[k % all]
-                       : x == *(const float*)test_element(row, dense.memory,
-                                                          l * of_dense + k % all % of_dense),
-                   "%s: %s, element %zu", name, sparse.rows[i].name, k);
+            EXPECT(
+                is_router
+                    ? x != 0 && x != ((float*)tensor_at_layer(&sparse.rows[i], sparse.memory, !l))[k % all]
+                    : x == *(const float*)test_element(row, dense.memory, l * of_dense + k % all % of_dense),
+                "%s: %s, element %zu", name, sparse.rows[i].name, k);
         }
     }
     for (int i = 0; i < SEQUENCES * TOKENS + 1; i++) {
