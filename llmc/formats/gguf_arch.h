@@ -216,6 +216,10 @@ int gguf_check(ModelConfig cfg, char* error) {
                          "which works",
                          word, cfg.has_head ? "no" : "an", cfg.has_head ? "off" : "on");
     }
+    if (cfg.expert_groups > 0) {
+        return error_set(error, "--export-gguf", "%d groups of experts are not written; --out DIR works",
+                         cfg.expert_groups);
+    }
     return gguf_check_scores_(cfg, error) && gguf_check_rope_(cfg, error);
 }
 
