@@ -10,6 +10,7 @@ reference_model.h -- a whole model of the operations in reference.h: its loss, a
 #include "llmc/base/check.h"
 #include "llmc/model/model.h"
 #include "llmc/reference.h"
+#include "llmc/reference_recurrent.h"
 
 // Parameters of the table in model.h. The struct points to the tensors of one layer.
 #define REF_MEMBER_(name, ...) Real* name;
@@ -65,6 +66,16 @@ static inline size_t ref_qk_rstd_(RefSizes s) {
     X(turned,        L,     s.QKV)                                  /* (B, T, QKV) after the rotation */      \
     X(atty,          L,     s.Q)                                    /* (B, T, NH, HS)  what the heads see */  \
     X(att_lse,       L,     s.NH)                                   /* (B, NH, T)  */                         \
+    X(att_gate,      L,     s.gate)                                 /* (B, T, Q)   gates of atty */ \
+    X(gated,         L,     s.gate)                                 /* (B, T, Q)   atty with them */ \
+    X(mix,           L,     s.mix_rows)                             /* (B, T, R)   input of a mixer's convolution */ \
+    X(mixconv,       L,     s.mix_conv)                             /* (B, T, R)   of the delta rule, its output */ \
+    X(mixz,          L,     s.mix_values)                           /* (B, T, Hv dv) */ \
+    X(mixba,         L,     2 * s.Hv)                               /* (B, T, 2 Hv) */ \
+    X(mixo,          L,     s.mix_values)                           /* (B, T, Hv dv) output of the delta rule */ \
+    X(mix_states,    L,     s.Hv * s.dk * s.dv)                     /* (B, T, Hv, dk, dv) */ \
+    X(mix_rstd,      L,     s.Hv)                                   /* (B, T, Hv)  */ \
+    X(mixy,          L,     s.mix_out)                              /* (B, T, Hv dv) or (B, T, C) */ \
     X(attproj,       L,     s.C)                                    /* (B, T, C)   what attention adds to the stream */ \
     X(ln1post,       L,     s.after ? s.C : 0)                      /* (B, T, C)   */                         \
     X(ln1post_rstd,  L,     s.after)                                /* (B, T)      */                         \
