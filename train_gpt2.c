@@ -17,6 +17,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/layers/branch.h"
 #include "llmc/layers/decode.h"
 #include "llmc/layers/mlp.h"
+#include "llmc/layers/mixer.h"
 #include "llmc/layers/self_attention.h"
 #include "llmc/layers/teaching.h"
 #include "llmc/parallel/groups.h"
@@ -65,6 +66,7 @@ struct Model {
     Zero zero;         // ZeRO: the shard that this rank updates, and its communication
     Linear linear;
     Attention attention;
+    DeltaScratch delta;
     CrossEntropyBf16Scratch classifier; // if matmuls are in bf16
     UpdateGroups update;                // everything that updates need, beside their settings
 
@@ -108,6 +110,8 @@ static void open_positions(Model* model, const Settled* s) {
         attention_config_chunks(model->cfg, model->B, settled_rank_length(s), grid_chunks(&s->ranks.grid));
     self_attention_open(&model->attention, &model->memory, model->linear.is_bf16, model->cfg, sizes,
                         &model->groups.context);
+    mixer_open(&model->delta, &model->memory, model->cfg, model->B,
+               s->use == USE_TRAIN ? settled_rank_length(s) : 0);
     if (model->cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
@@ -274,7 +278,8 @@ typedef struct {
     int l;
     ModelActivations a;
     Branch branch1, branch2; // attention and the MLP, from the residual stream and back
-    SelfAttention attention;
+    SelfAttention attention; // or, in layers of a hybrid, a mixer
+    Mixer mixer;
     Mlp mlp;
 } Block;
 
@@ -287,6 +292,7 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         .branch1 = branch_of_attention(&layer, stream_into(model, l, pass)),
         .branch2 = branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
         .attention = self_attention_of(&layer, model->window_starts, &model->attention),
+        .mixer = mixer_of(&layer, &model->delta),
         .mlp = mlp_of(&layer, &model->groups.experts),
     };
 }
@@ -295,7 +301,11 @@ static Block block_at(Model* model, int l, const Pass* pass) {
 static void block_hidden(const Block* b) {
     // ln1 (R, C); residual2 (R, C) = stream + attention; ln2 (R, C); fch, fch_act (N, F)
     branch_enter_cpu(&b->branch1);
-    self_attention_forward_cpu(b->branch1.out, &b->attention, b->branch1.in);
+    if (b->mixer.kind != MIXER_NONE) {
+        mixer_forward_cpu(b->branch1.out, &b->mixer, b->branch1.in);
+    } else {
+        self_attention_forward_cpu(b->branch1.out, &b->attention, b->branch1.in);
+    }
     branch_leave_cpu(&b->branch1, &b->branch2);
     mlp_hidden_cpu(&b->mlp, b->branch2.in);
 }
@@ -412,8 +422,13 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     zero_clear_unset_cpu(&model->zero, l);
     mlp_backward_cpu(&b.mlp, &dmlp, branch_leave_backward_cpu(&b.branch2, &d2, a.dresidual), b.branch2.in);
     branch_enter_backward_cpu(a.dresidual, &b.branch2, &d2, a.branch);
-    self_attention_backward_cpu(&b.attention, &dattention,
-                                branch_leave_backward_cpu(&b.branch1, &d1, a.dresidual), b.branch1.in);
+    const float* dout = branch_leave_backward_cpu(&b.branch1, &d1, a.dresidual);
+    if (b.mixer.kind != MIXER_NONE) {
+        const MixerGradients dmixer = mixer_gradients_of(&d, &a, own);
+        mixer_backward_cpu(&b.mixer, &dmixer, dout, b.branch1.in);
+    } else {
+        self_attention_backward_cpu(&b.attention, &dattention, dout, b.branch1.in);
+    }
     branch_enter_backward_cpu(a.dresidual, &b.branch1, &d1, a.branch);
 }
 

@@ -110,6 +110,12 @@ static inline double rand_log_(double x) {
     return fma(e, 0.6931471805599453, 2 * (s * series));
 }
 
+// Returns the logarithm of number `index` of a stream, uniform in (0, most).
+static inline float rand_log_uniform(uint64_t seed, uint64_t stream, uint64_t index, double most) {
+    const RandBlock r = rand_block(seed, stream, index / 4);
+    return (float)rand_log_(most * (r.word[index % 4] + 0.5) * 0x1p-32);
+}
+
 // Returns standard normal number `index` of a stream: Marsaglia's polar method, which turns a pair
 // of indices into a pair of numbers.
 static inline float rand_normal(uint64_t seed, uint64_t stream, uint64_t index) {

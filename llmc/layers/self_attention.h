@@ -5,7 +5,7 @@ CPU, with the matmuls of linear.h.
     qkv (N, QKV)                = inp weight^T + bias; queries and keys with their norms and
                                   positions (heads.h)
     atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h), with sinks (sinks.h) if it has any
-    out (N, C)                  = atty proj^T + bias
+    out (N, C)                  = atty proj^T + bias; with gates: (atty sigmoid(inp gate^T)) proj^T
 
 If several ranks cut these matrices (tensor_parallel.h), inp and out are the rows of this rank's
 tokens; else of all.
@@ -22,6 +22,7 @@ values are kept, and the tokens of a decoding step see all kept before.
 
 #include "llmc/base/memory.h"
 #include "llmc/bf16/attention_bf16.h"
+#include "llmc/ops/gate.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/heads.h"
 #include "llmc/ops/sinks.h"
@@ -84,6 +85,8 @@ typedef struct {
     const int* starts;       // (B, W), or NULL
     int window;              // tokens that a step of decoding sees, itself the last; 0: all
     Weight weight, proj;     // (QKV, C), (C, Q)
+    Weight gate;             // (Q, C), or no data
+    float *gates, *gated;    // (N, Q) of atty, before their sigmoid; atty with them
     const float* proj_bias;  // (C), or NULL
     Heads heads;             // norms and rotation of queries and keys
     const float* sinks;      // (NH), or NULL
@@ -112,6 +115,9 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
                            .window = model_window(cfg, layer->l),
                            .weight = layer->weights.qkv,
                            .proj = layer->weights.attproj,
+                           .gate = layer->weights.gate,
+                           .gates = a->att_gate,
+                           .gated = a->att_gated,
                            .proj_bias = p->attprojb,
                            .heads = {model_architecture(cfg.arch)->heads,
                                      model_norm_eps(cfg),
@@ -200,21 +206,41 @@ static inline void self_attention_heads_(const SelfAttention* a, const float* in
     }
 }
 
+static inline size_t self_attention_elements_(const SelfAttention* a) {
+    return (size_t)a->tensor.cut.N * (size_t)a->proj.C;
+}
+
+// Returns the output of the heads (N, Q), with gates if they have any.
+static inline const float* self_attention_gated_(const SelfAttention* a) {
+    if (!a->gate.data) {
+        return a->atty;
+    }
+    gate_forward_cpu(a->gated, a->atty, a->gates, self_attention_elements_(a));
+    return a->gated;
+}
+
 // Sets out. Collective.
 static inline void self_attention_forward_cpu(float* out, const SelfAttention* a, const float* inp) {
-    self_attention_heads_(a, tensor_gather_cpu(&a->tensor, 0, inp));
-    linear_forward_cpu(tensor_part(&a->tensor, out), a->atty, &a->proj, a->tensor.cut.N, a->linear);
+    const float* all = tensor_gather_cpu(&a->tensor, 0, inp);
+    self_attention_heads_(a, all);
+    if (a->gate.data) {
+        linear_forward_cpu(a->gates, all, &a->gate, a->tensor.cut.N, a->linear);
+    }
+    linear_forward_cpu(tensor_part(&a->tensor, out), self_attention_gated_(a), &a->proj, a->tensor.cut.N,
+                       a->linear);
     tensor_sum_cpu(&a->tensor, out, a->proj_bias);
 }
 
 // Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp,
 // which it sets; and memory that it uses.
 typedef struct {
-    float *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw, *dsinks, *dprojw, *dprojb;
+    float *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw, *dsinks, *dgatew, *dprojw, *dprojb;
     GradientMode mode;
-    float* datty; // (N, Q); may be dinp
-    float* dqkv;  // (N, QKV)
-    float* sums;  // (B, QKV)
+    float* datty;  // (N, Q); may be dinp
+    float* dgates; // (N, Q)
+    float* part;   // (N, C)
+    float* dqkv;   // (N, QKV)
+    float* sums;   // (B, QKV)
 } SelfAttentionGradients;
 
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
@@ -226,10 +252,13 @@ self_attention_gradients_of(const ModelParameters* d, const ModelActivations* a,
                                     .dqnormw = d->qnormw,
                                     .dknormw = d->knormw,
                                     .dsinks = d->sinks,
+                                    .dgatew = d->attgatew,
                                     .dprojw = d->attprojw,
                                     .dprojb = d->attprojb,
                                     .mode = mode,
                                     .datty = a->branch,
+                                    .dgates = a->datt_gate,
+                                    .part = a->dpart,
                                     .dqkv = a->dqkv,
                                     .sums = a->dfch};
 }
@@ -274,6 +303,24 @@ static inline void self_attention_heads_backward_(const SelfAttention* a, const 
                         a->linear);
 }
 
+// Turns datty, the gradient of the heads' output with gates, into that without them.
+static inline void self_attention_gates_backward_(const SelfAttention* a, const SelfAttentionGradients* d) {
+    if (a->gate.data) {
+        gate_backward_cpu(d->datty, d->dgates, d->datty, a->atty, a->gates, self_attention_elements_(a));
+    }
+}
+
+// Adds the gradient through the gates to dinp.
+static inline void self_attention_gates_finish_(const SelfAttention* a, const SelfAttentionGradients* d,
+                                                float* dinp, const float* inp) {
+    const int N = a->tensor.cut.N;
+    if (a->gate.data) {
+        linear_backward_cpu(d->part, (LinearGradients){d->dgatew, NULL, d->mode}, d->dgates, inp, &a->gate, N,
+                            a->linear);
+        residual_forward_cpu(dinp, dinp, d->part, (size_t)N * (size_t)a->gate.C);
+    }
+}
+
 // Sets and adds to gradients. dqkv is undefined afterwards. Collective.
 static inline void self_attention_backward_cpu(const SelfAttention* a, const SelfAttentionGradients* d,
                                                const float* dout, const float* inp) {
@@ -282,8 +329,10 @@ static inline void self_attention_backward_cpu(const SelfAttention* a, const Sel
     tensor_bias_backward_cpu(tensor, d->dprojb, dout, d->mode);
     linear_backward_cpu(d->datty,
                         (LinearGradients){d->dprojw, tensor_is_cut(tensor->cut) ? NULL : d->dprojb, d->mode},
-                        all_dout, a->atty, &a->proj, tensor->cut.N, a->linear);
+                        all_dout, self_attention_gated_(a), &a->proj, tensor->cut.N, a->linear);
+    self_attention_gates_backward_(a, d);
     self_attention_heads_backward_(a, d, tensor_part(tensor, d->dinp), all_inp);
+    self_attention_gates_finish_(a, d, tensor_part(tensor, d->dinp), all_inp);
     tensor_sum_cpu(tensor, d->dinp, NULL);
 }
 

@@ -73,6 +73,10 @@ typedef enum { BIASES_ALL, BIASES_QKV, BIASES_NONE } BiasesKind;
 // Layers that may have a window: none; all of them, or none; any.
 typedef enum { WINDOWS_NONE, WINDOWS_ALL, WINDOWS_ANY } WindowsKind;
 
+// What layers of a hybrid have in the place of attention (mixer.h): nothing, all have attention; the
+// gated delta rule; a short convolution with gates.
+typedef enum { MIXER_NONE, MIXER_DELTA, MIXER_CONV } MixerKind;
+
 // Random weights of a new model: N(0, std), smaller for projections into the residual stream; or
 // zero for these, and for an output layer of its own.
 typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
@@ -81,30 +85,32 @@ typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
 // Architectures: the word of --arch, and the kinds of their operations. For a new model: whether the
 // classifier has a matrix of its own, the cap of logits (0: the architecture has none), the random
 // weights.
-//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights sinks
+//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights sinks mixer
 #define ARCHITECTURES(X) \
-  X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_MISTRAL,  "mistral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_QWEN2,    "qwen2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_QWEN3,    "qwen3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_ARCEE,    "arcee",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_NANOCHAT, "nanochat", POSITIONS_ROPE,    NORM_RMS_ALONE, NORMS_BEFORE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_NORM,    1, 15, INITIAL_ZERO_OUT, 0) \
-  X(ARCH_MIXTRAL,  "mixtral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_QWEN3MOE, "qwen3moe", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_OLMOE,    "olmoe",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_GLM4MOE,  "glm4moe",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_OLMO2,    "olmo2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
-  X(ARCH_GEMMA2,   "gemma2",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0, 30, INITIAL_GPT2, 0) \
-  X(ARCH_GRANITE,  "granite",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_SMOLLM3,  "smollm3",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_OLMO3,    "olmo3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
-  X(ARCH_EXAONE4,  "exaone4",  POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_GRANITE4, "granite4", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_GEMMA3,   "gemma3",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_NORM,      ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0,  0, INITIAL_GPT2, 0) \
-  X(ARCH_PHI3,     "phi3",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
-  X(ARCH_GLM4,     "glm4",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0) \
-  X(ARCH_GPTOSS,   "gptoss",   POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_CLAMPED, BIASES_ALL, WINDOWS_ANY,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 1)
+  X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_MISTRAL,  "mistral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_QWEN2,    "qwen2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_QWEN3,    "qwen3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_ARCEE,    "arcee",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_NANOCHAT, "nanochat", POSITIONS_ROPE,    NORM_RMS_ALONE, NORMS_BEFORE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_NORM,    1, 15, INITIAL_ZERO_OUT, 0, MIXER_NONE) \
+  X(ARCH_MIXTRAL,  "mixtral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_QWEN3MOE, "qwen3moe", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_OLMOE,    "olmoe",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_GLM4MOE,  "glm4moe",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_OLMO2,    "olmo2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_GEMMA2,   "gemma2",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0, 30, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_GRANITE,  "granite",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_SMOLLM3,  "smollm3",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_OLMO3,    "olmo3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_EXAONE4,  "exaone4",  POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_GRANITE4, "granite4", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_GEMMA3,   "gemma3",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_NORM,      ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_PHI3,     "phi3",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_GLM4,     "glm4",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE) \
+  X(ARCH_GPTOSS,   "gptoss",   POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_CLAMPED, BIASES_ALL, WINDOWS_ANY,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 1, MIXER_NONE) \
+  X(ARCH_QWEN35,   "qwen35",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_DELTA) \
+  X(ARCH_LFM2,     "lfm2",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_CONV)
 // clang-format on
 typedef enum { ARCHITECTURES(WORDS_VALUE) ARCH_COUNT } Arch;
 
@@ -123,6 +129,7 @@ typedef struct {
     float softcap;
     InitialWeights initial;
     int has_sinks; // sinks.h
+    MixerKind mixer;
 } Architecture;
 
 static inline const Architecture* model_architecture(Arch arch) {
@@ -150,6 +157,12 @@ typedef struct {
     // ranks that divide the experts of each layer evenly, and this one's number; 0 or 1: none do
     int expert_ranks, expert_rank;
 } ModelPart;
+
+// Sizes of the mixers of a hybrid: taps of the convolution; of the delta rule heads of keys and of
+// values, and their sizes.
+typedef struct {
+    int taps, key_heads, value_heads, key_size, value_size;
+} ModelMixer;
 
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
@@ -180,6 +193,8 @@ typedef struct {
     float window_rope_base;             // of layers with a window; 0: all layers have the same positions
     RopeScaling window_scaling;         // with it
     uint8_t unrotated[LAYER_SET_BYTES]; // layers without rotary positions
+    ModelMixer mixer;                   // of layers without attention
+    uint8_t mixed[LAYER_SET_BYTES];     // layers that have a mixer in the place of attention
     InitialWeights initial;             // random weights; files do not have it
     ModelPart part;                     // of a larger model; files do not have it
 } ModelConfig;
@@ -241,14 +256,34 @@ static inline ActivationKind model_activation(ModelConfig cfg) {
 static inline int model_gates(ModelConfig cfg) { return activation_gates(model_activation(cfg)); }
 
 // Layers that have a tensor, or a part of the model: none, it lies outside of the blocks; all; those
-// with one MLP; those with experts.
-typedef enum { LAYERS_ONCE, LAYERS_ALL, LAYERS_DENSE, LAYERS_EXPERTS } LayersKind;
+// with one MLP; those with experts; those with attention; those with a mixer in its place.
+typedef enum {
+    LAYERS_ONCE,
+    LAYERS_ALL,
+    LAYERS_DENSE,
+    LAYERS_EXPERTS,
+    LAYERS_ATTENTION,
+    LAYERS_MIXED
+} LayersKind;
 
 // Return 1 if layer l is one of these, and how many are.
 static inline int model_layer_has(ModelConfig cfg, LayersKind kind, int l) {
-    const int has_experts = cfg.E > 0 && l >= cfg.dense_layers;
-    return kind == LAYERS_ALL || (kind == LAYERS_DENSE && !has_experts) ||
-           (kind == LAYERS_EXPERTS && has_experts);
+    const int has_experts = cfg.E > 0 && l >= cfg.dense_layers, is_mixed = layer_is_in(cfg.mixed, l);
+    switch (kind) {
+    case LAYERS_ONCE:
+        return 0;
+    case LAYERS_ALL:
+        return 1;
+    case LAYERS_DENSE:
+        return !has_experts;
+    case LAYERS_EXPERTS:
+        return has_experts;
+    case LAYERS_ATTENTION:
+        return !is_mixed;
+    case LAYERS_MIXED:
+        return is_mixed;
+    }
+    return 0;
 }
 static inline int model_layers_of(ModelConfig cfg, LayersKind kind) {
     int layers = 0;
@@ -256,6 +291,20 @@ static inline int model_layers_of(ModelConfig cfg, LayersKind kind) {
         layers += model_layer_has(cfg, kind, l);
     }
     return layers;
+}
+
+// Return the mixer of the layers that have one; the channels of its convolution, the rows of its
+// first matrix, and the columns of its result: values of all heads, or channels of the model.
+static inline MixerKind model_mixer(ModelConfig cfg) { return model_architecture(cfg.arch)->mixer; }
+static inline int model_mixer_values(ModelConfig cfg) {
+    return model_mixer(cfg) == MIXER_DELTA ? cfg.mixer.value_heads * cfg.mixer.value_size : cfg.C;
+}
+static inline int model_mixer_channels(ModelConfig cfg) {
+    const int keys = cfg.mixer.key_heads * cfg.mixer.key_size;
+    return model_mixer(cfg) == MIXER_DELTA ? 2 * keys + model_mixer_values(cfg) : cfg.C;
+}
+static inline int model_mixer_rows(ModelConfig cfg) {
+    return (model_mixer(cfg) == MIXER_CONV ? 3 : 1) * model_mixer_channels(cfg);
 }
 
 // Returns the hidden units of an expert.
@@ -288,14 +337,16 @@ static inline int model_most_hidden(ModelConfig cfg) {
 
 // Returns the elements of the largest matrix of a block; each expert's is a matrix of its own.
 static inline size_t model_largest_matrix(ModelConfig cfg) {
-    const int hidden = model_gates(cfg) * model_most_hidden(cfg), QKV = model_qkv_size(cfg);
-    return (size_t)cfg.C * (size_t)(hidden > QKV ? hidden : QKV);
+    const int hidden = model_gates(cfg) * model_most_hidden(cfg), QKV = model_qkv_size(cfg),
+              mix = model_mixer(cfg) == MIXER_NONE ? 0 : model_mixer_rows(cfg), most = mix > QKV ? mix : QKV;
+    return (size_t)cfg.C * (size_t)(hidden > most ? hidden : most);
 }
 
 // Returns the most columns of a matrix.
 static inline int model_widest(ModelConfig cfg) {
-    const int Q = model_heads(cfg), hidden = model_most_hidden(cfg), most = Q > hidden ? Q : hidden;
-    return most > cfg.C ? most : cfg.C;
+    const int Q = model_heads(cfg), hidden = model_most_hidden(cfg), most = Q > hidden ? Q : hidden,
+              values = model_mixer(cfg) == MIXER_NONE ? 0 : model_mixer_values(cfg), C = cfg.C;
+    return most > C && most > values ? most : values > C ? values : C;
 }
 
 static inline NormKind model_norm(ModelConfig cfg) { return model_architecture(cfg.arch)->norm; }
@@ -361,13 +412,22 @@ typedef enum {
   X(wpe,      ONCE,    w.positions,        cfg.C,            0,       1,            INIT_NORMAL,        1,     EMBEDDING, NONE)  /* position embedding */ \
   X(ln1w,     ALL,     1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before attention */ \
   X(ln1b,     ALL,     1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
-  X(qkvw,     ALL,     w.QKV,              cfg.C,            w.apart, w.parts,      INIT_NORMAL,        1,     MATRIX,    HEADS) /* queries, keys, values */ \
-  X(qkvb,     ALL,     1,                  w.qkv_bias,       0,       1,            INIT_ZERO,          0,     VECTOR,    HEADS) \
-  X(qnormw,   ALL,     1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* norm of the queries, */ \
-  X(knormw,   ALL,     1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* and of the keys; not cut if it is of each head */ \
-  X(sinks,    ALL,     1,                  w.sinks,          0,       1,            INIT_NORMAL,        0,     VECTOR,    NONE)  /* of attention, one logit of each head */ \
-  X(attprojw, ALL,     cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
-  X(attprojb, ALL,     1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
+  X(qkvw,     ATTENTION,     w.QKV,              cfg.C,            w.apart, w.parts,      INIT_NORMAL,        1,     MATRIX,    HEADS) /* queries, keys, values */ \
+  X(qkvb,     ATTENTION,     1,                  w.qkv_bias,       0,       1,            INIT_ZERO,          0,     VECTOR,    HEADS) \
+  X(qnormw,   ATTENTION,     1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* norm of the queries, */ \
+  X(knormw,   ATTENTION,     1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* and of the keys; not cut if it is of each head */ \
+  X(sinks,    ATTENTION,     1,                  w.sinks,          0,       1,            INIT_NORMAL,        0,     VECTOR,    NONE)  /* of attention, one logit of each head */ \
+  X(attprojw, ATTENTION,     cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
+  X(attprojb, ATTENTION,     1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
+  X(attgatew, ATTENTION, w.gate,           cfg.C,            0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* gates of the heads' output */ \
+  X(mixw,     MIXED,   w.mix_rows,         w.mix_C,          0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* into a mixer: queries, keys and values; or b, c and x of a convolution */ \
+  X(mixzw,    MIXED,   w.mix_values,       w.mix_C,          0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* gates of the delta rule's norm */ \
+  X(mixbaw,   MIXED,   2 * w.mix_heads,    w.mix_C,          0,       2,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* its beta, then its decay */ \
+  X(mixconvw, MIXED,   w.mix_channels,     w.mix_taps,       0,       1,            INIT_NORMAL,        0,     VECTOR,    NONE)  /* taps of the convolution */ \
+  X(mixdecay, MIXED,   1,                  w.mix_heads,      0,       1,            INIT_DECAY,         0,     VECTOR,    NONE)  /* A_log: log of the decay */ \
+  X(mixstep,  MIXED,   1,                  w.mix_heads,      0,       1,            INIT_UNIT,          0,     VECTOR,    NONE)  /* dt_bias: added to the decay's input */ \
+  X(mixnormw, MIXED,   1,                  w.mix_norm,       0,       1,            INIT_UNIT,          0,     VECTOR,    NONE) \
+  X(mixoutw,  MIXED,   w.mix_C,            w.mix_out,        0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    NONE)  /* into the residual stream */ \
   X(ln1postw, ALL,     1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after attention */ \
   X(ln2w,     ALL,     1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the MLP */ \
   X(ln2b,     ALL,     1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
@@ -411,11 +471,19 @@ typedef enum {
   X(ln1,        ALL, blocks, R,      ACTIVATION, w.before_C,     floatX,  LIVE_ALWAYS) \
   X(ln1_mean,   ALL, blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
   X(ln1_rstd,   ALL, blocks, R,      MLP,   w.before,            float,   LIVE_ALWAYS) \
-  X(qkv,        ALL, blocks, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
-  X(qk_raw,     ALL, blocks, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
-  X(qk_rstd,    ALL, blocks, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
-  X(atty,       ALL, blocks, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
-  X(att_lse,    ALL, blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(qkv,        ATTENTION, blocks, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
+  X(qk_raw,     ATTENTION, blocks, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
+  X(qk_rstd,    ATTENTION, blocks, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
+  X(atty,       ATTENTION, blocks, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
+  X(att_lse,    ATTENTION, blocks, N,      MLP,   cfg.NH,              float,   LIVE_ALWAYS)   /* (B, NH, T) log of the sum of exponentials */ \
+  X(att_gate,   ATTENTION, blocks, N,  MLP,   w.gate,              floatX,  LIVE_ALWAYS)  /* gates of atty, before their sigmoid */ \
+  X(mix,        MIXED, blocks, N,     MLP,   w.mix_rows,          floatX,  LIVE_ALWAYS)  /* input of the mixer's convolution */ \
+  X(mixconv,    MIXED, blocks, N,     MLP,   w.mix_conv,          floatX,  LIVE_ALWAYS)  /* its output: queries, keys, values of the delta rule */ \
+  X(mixz,       MIXED, blocks, N,     MLP,   w.mix_values,        floatX,  LIVE_ALWAYS) \
+  X(mixba,      MIXED, blocks, N,     MLP,   2 * w.mix_heads,     floatX,  LIVE_ALWAYS) \
+  X(mixo,       MIXED, blocks, N,     MLP,   w.mix_values,        floatX,  LIVE_ALWAYS)  /* output of the delta rule */ \
+  X(mix_rstd,   MIXED, blocks, N,     MLP,   w.mix_heads,         float,   LIVE_ALWAYS)  /* of its norm */ \
+  X(mixy,       MIXED, blocks, N,     MLP,   w.mix_out,           floatX,  LIVE_ALWAYS)  /* output of the mixer, before its projection */ \
   X(ln1post_in, ALL, blocks, R,      MLP,   w.after_C,           floatX,  LIVE_ALWAYS)  /* output of attention, if it has a norm */ \
   X(ln1post_rstd, ALL, blocks, R,    MLP,   w.after,             float,   LIVE_ALWAYS) \
   X(residual2,  ALL, blocks, R,      MLP,   cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after attention */ \
@@ -444,7 +512,9 @@ typedef enum {
   X(logits,     ALL, 1,      chunk,  BLOCK, w.last_words,        floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
   X(word_rows,  ALL, 1,      ranks * chunk, BLOCK, w.word_rows, float, LIVE_CLASSIFIER)  /* what each tensor rank keeps of a token's logits (cross_entropy.h) */ \
   X(all_logits, ALL, 1,      decoded, NEVER, w.all_words,        floatX,  LIVE_PASS)  /* of all tensor ranks, one after the other; then token by token */ \
-  X(kv,         ALL, cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
+  X(kv,         ATTENTION, cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
+  X(mix_inputs, MIXED, cfg.L,  caches, NEVER, w.mix_inputs,       floatX,  LIVE_PASS)  /* of B sequences: the last inputs of the convolution */ \
+  X(mix_state,  MIXED, cfg.L,  caches, NEVER, w.mix_state,        float,   LIVE_PASS)  /* and the states of the delta rule */ \
   X(losses,     ALL, 1,      trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
   X(branch,     ALL, 1,      R,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
   X(dbranch,    ALL, 1,      trained_R, BLOCK, w.dbranch,         floatX,  LIVE_PASS)  /* gradient of that output, if it has a norm or a factor */ \
@@ -463,6 +533,14 @@ typedef enum {
   X(dexpert_scale, ALL, 1,   trained_M, BLOCK, w.dscale,         float,   LIVE_BLOCK)   /* gradient of expert_scale (M), then memory for its parts */ \
   X(drouter_logits, ALL, 1,  trained, BLOCK, w.dlogits,          float,   LIVE_BLOCK)   /* gradient of the logits of experts; on a GPU its rows are multiples of 8 columns */ \
   X(qk_sums,    ALL, 1,      ranks * N, BLOCK, w.qk_sums,          float,   LIVE_BLOCK)   /* of norms of all heads together, if tensor ranks cut them: HeadsSums of all ranks */ \
+  X(att_gated,  ALL, 1,      N,     BLOCK, w.gate,              floatX,  LIVE_BLOCK)   /* atty times its gates, then the gradient of atty */ \
+  X(datt_gate,  ALL, 1,      trained, BLOCK, w.gate,            floatX,  LIVE_BLOCK)   /* gradient of att_gate */ \
+  X(dmix,       ALL, 1,      trained, BLOCK, w.mix_rows,        floatX,  LIVE_BLOCK)   /* gradients of a mixer's activations */ \
+  X(dmixconv,   ALL, 1,      trained, BLOCK, w.mix_conv,        floatX,  LIVE_BLOCK) \
+  X(dmixz,      ALL, 1,      trained, BLOCK, w.mix_values,      floatX,  LIVE_BLOCK) \
+  X(dmixba,     ALL, 1,      trained, BLOCK, 2 * w.mix_heads,   floatX,  LIVE_BLOCK) \
+  X(dmixy,      ALL, 1,      trained, BLOCK, w.mix_out,         floatX,  LIVE_BLOCK) \
+  X(dpart,      ALL, 1,      trained, BLOCK, w.part,            floatX,  LIVE_BLOCK)   /* one of several gradients of a branch's input */ \
   X(dqkv,       ALL, 1,      trained, BLOCK, w.dqkv,              floatX,  LIVE_BLOCK)  /* memory for sums in the MLP's turn */ \
   X(dfch,       ALL, 1,       trained, BLOCK, dfch,             floatX,  LIVE_BLOCK)  /* gradient of a hidden layer: (N, G F), (H, G Fe) or (N, G Fs); memory for sums (B, QKV) in attention's turn */
 // clang-format on
@@ -502,6 +580,10 @@ typedef struct {
     int mlps, Fs, shared;                     // experts; of the shared one
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias, logits_bias;
     int expert_hidden_bias, expert_bias;
+    int gate; // of the heads' output
+    // of layers with a mixer; channels of the model, if there are such layers
+    int mix_C, mix_rows, mix_channels, mix_conv, mix_values, mix_heads, mix_taps, mix_norm, mix_out;
+    int mix_inputs, mix_state, part;
     int expert_counts, arrived, arrived_first, arrived_C; // if ranks divide experts
 } ModelWidths;
 
@@ -524,6 +606,25 @@ static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
     w->logits_bias = w->bias > 0 ? cfg.E : 0;
     w->expert_hidden_bias = w->bias > 0 ? w->mlps * w->G * w->Fe : 0;
     w->expert_bias = w->mlps * w->bias;
+}
+
+static inline void model_mixer_widths_(ModelWidths* w, ModelConfig cfg) {
+    const ModelMixer m = cfg.mixer;
+    const MixerKind kind = model_mixer(cfg);
+    const int is_mixed = kind != MIXER_NONE, is_delta = kind == MIXER_DELTA;
+    w->gate = is_delta ? w->Q * model_tensor_ranks(cfg) : 0; // not cut
+    w->mix_C = is_mixed * cfg.C;
+    w->mix_rows = is_mixed ? model_mixer_rows(cfg) : 0;
+    w->mix_channels = is_mixed ? model_mixer_channels(cfg) : 0;
+    w->mix_conv = is_delta * w->mix_channels;
+    w->mix_values = is_delta ? model_mixer_values(cfg) : 0;
+    w->mix_heads = is_delta * m.value_heads;
+    w->mix_taps = is_mixed * m.taps;
+    w->mix_norm = is_delta * m.value_size;
+    w->mix_out = is_mixed ? model_mixer_values(cfg) : 0;
+    w->mix_inputs = is_mixed * (m.taps - 1) * w->mix_channels;
+    w->mix_state = w->mix_heads * m.key_size * m.value_size;
+    w->part = is_delta * cfg.C;
 }
 
 static inline ModelWidths model_widths(ModelConfig cfg) {
@@ -568,6 +669,7 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     const int sums = G * model_most_hidden(cfg) / 32; // (N/32, G F)
     w.dqkv = w.QKV > sums ? w.QKV : sums;
     model_expert_widths_(&w, cfg);
+    model_mixer_widths_(&w, cfg);
     return w;
 }
 
@@ -693,7 +795,8 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     const int blocks = first_block < cfg.L ? cfg.L - first_block : 1;
     residuals = residuals < blocks ? residuals : blocks;
     const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
-    const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
+    const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT,
+                 caches = is_trained ? 0 : (size_t)B;
     const size_t ranks = (size_t)model_tensor_ranks(cfg), R = is_trained ? model_stream_rows(cfg, N) : N,
                  trained_R = is_trained ? R : 0, traveling = ranks * R, decoded = is_trained ? 0 : 2 * chunk;
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0, H = model_hidden_rows(cfg, N),
@@ -959,8 +1062,13 @@ static inline double model_multiplied_elements(const TensorRow* row, ModelConfig
 }
 
 // Returns the multiply-adds of attention for one token in layer l, forward: the scores and the
-// values each cost Q for every key that a query sees, T/2 on average, fewer with a window.
+// values each cost Q for every key that a query sees, T/2 on average, fewer with a window. The delta
+// rule reads and writes its state in every token.
 static inline double model_attention_products(ModelConfig cfg, int l, int T) {
+    const ModelMixer m = cfg.mixer;
+    if (model_layer_has(cfg, LAYERS_MIXED, l)) {
+        return 3.0 * m.value_heads * m.key_size * m.value_size;
+    }
     const int window = model_window(cfg, l), W = 0 < window && window < T ? window : T;
     return 2.0 * model_heads(cfg) * W * (1 - W / (2.0 * T));
 }
@@ -1004,6 +1112,12 @@ static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, u
               is_zero = row->init == INIT_ZERO || row->init == INIT_ZERO_INTO ||
                         (row->init == INIT_VOCAB && r >= (size_t)cfg.V) ||
                         (is_out && cfg.initial == INITIAL_ZERO_OUT);
+    if (row->init == INIT_UNIT) {
+        return 1;
+    }
+    if (row->init == INIT_DECAY) {
+        return rand_log_uniform(seed, row->stream, l * row->cols + c, 16);
+    }
     if (is_zero || row->init == INIT_ONE) {
         return is_zero ? 0.0f : 1 - model_norm_offset(cfg);
     }

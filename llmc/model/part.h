@@ -84,6 +84,7 @@ ModelConfig model_part_of(ModelConfig whole, ModelPart part) {
         cfg.L = part.layers;
         part_shift_layers_(cfg.windows, part);
         part_shift_layers_(cfg.unrotated, part);
+        part_shift_layers_(cfg.mixed, part);
         const int dense = whole.dense_layers - part.first_layer;
         cfg.dense_layers = dense < 0 ? 0 : dense < part.layers ? dense : part.layers;
     }
@@ -113,6 +114,9 @@ const char* part_uncut(char* text, size_t room, ModelConfig whole, int t, int un
     }
     if (whole.E > 0) {
         return "experts are not cut";
+    }
+    if (model_mixer(whole) != MIXER_NONE) {
+        return "layers with a delta rule or a short convolution are not cut";
     }
     if (t > MODEL_MAX_TENSOR_RANKS) {
         snprintf(text, room, "at most %d", MODEL_MAX_TENSOR_RANKS);

@@ -27,6 +27,8 @@ typedef enum {
     INIT_ZERO,
     INIT_ZERO_INTO, // zero: biases into the residual stream
     INIT_ONE,       // one, with what its norm adds to weights
+    INIT_UNIT,      // one
+    INIT_DECAY,     // log of a uniform number: decays of the delta rule
     INIT_NORMAL,    // N(0, std), std = 0.02, more in narrow models (model_initial_std)
     INIT_VOCAB,     // like INIT_NORMAL for the V rows of the vocabulary; zero for its padding
     // N(0, std / sqrt(2L)): projections into the residual stream, which adds up 2L of them
