@@ -2,8 +2,8 @@
 delta_rule.cuh -- delta_rule.h on the GPU, on X = float, bf16 or fp16: gates, D and states in fp32,
 factors of matmuls rounded to X.
 
-    qkv, ba, out, and their gradients    X
-    A_log, dt_bias, state                fp32
+    qkv, ba, A_log, dt_bias, out         X, and the gradients of qkv, ba and out
+    state                                fp32
 
 Columns of values do not depend on each other, except in the gradients of queries and keys. So the
 kernels that go from chunk to chunk have a block for each 64 columns of a value head, and what sums
@@ -35,8 +35,7 @@ enum {
 template <class X> struct DeltaPassGpu {
     DeltaSizes sizes;
     const int* starts; // or NULL
-    const X *qkv, *ba;
-    const float *A_log, *dt_bias;
+    const X *qkv, *ba, *A_log, *dt_bias;
     X* out;
     float* state; // or NULL
 };
@@ -130,8 +129,8 @@ __device__ inline DeltaGates_ delta_gates_(const DeltaPassGpu<X>& pass, const De
     if (i >= at.count) {
         return {0.0f, 0.0f, 0.0f, 0.0f};
     }
-    const float b = to_float(pass.ba[n * 2 * Hv + at.h]), A = -expf(pass.A_log[at.h]),
-                a = to_float(pass.ba[n * 2 * Hv + Hv + at.h]) + pass.dt_bias[at.h],
+    const float b = to_float(pass.ba[n * 2 * Hv + at.h]), A = -expf(to_float(pass.A_log[at.h])),
+                a = to_float(pass.ba[n * 2 * Hv + Hv + at.h]) + to_float(pass.dt_bias[at.h]),
                 g = A * (a > 20.0f ? a : log1pf(expf(a)));
     const bool is_start = (pass.starts ? pass.starts[n] : 0) == t;
     return {is_start ? 0.0f : expf(g), g, A / (1.0f + expf(-a)), 1.0f / (1.0f + expf(-b))};

@@ -23,11 +23,12 @@ struct Inputs {
 
 template <class X> static Inputs inputs_of(const Case* c) {
     const Inputs x = {normal<X>(qkv_size(c), 1),  normal<X>(ba_size(c), 1),
-                      ops_normal(c->sizes.Hv, 1), ops_normal(c->sizes.Hv, 1),
+                      ops_normal(c->sizes.Hv, 1), normal<X>(c->sizes.Hv, 1),
                       normal<X>(out_size(c), 1),  c->document ? ops_below(tokens(c), 1) : NULL};
     for (int h = 0; h < c->sizes.Hv; h++) {
         x.A_log[h] += logf(c->decay);
     }
+    round_to<X>(x.A_log, c->sizes.Hv);
     for (size_t n = 0; n < tokens(c) && x.starts; n++) {
         x.starts[n] = (int)n % c->sizes.T / c->document * c->document;
     }
@@ -59,9 +60,9 @@ template <class X> static Results on_gpu(const Case* c, const Inputs* x, const G
       *ba = upload_rounded<X>(x->ba, ba_size(c), 0, gpu),
       *dout = upload_rounded<X>(x->dout, out_size(c), 0, gpu), *out = unset<X>(out_size(c), gpu),
       *dqkv = unset<X>(qkv_size(c), gpu), *dba = unset<X>(ba_size(c), gpu);
-    float *A_log = upload_rounded<float>(x->A_log, Hv, 0, gpu),
-          *dt_bias = upload_rounded<float>(x->dt_bias, Hv, 0, gpu), *state = unset<float>(state_size(c), gpu),
-          *dA_log = unset<float>(Hv, gpu), *ddt_bias = unset<float>(Hv, gpu);
+    X *A_log = upload_rounded<X>(x->A_log, Hv, 0, gpu), *dt_bias = upload_rounded<X>(x->dt_bias, Hv, 0, gpu);
+    float *state = unset<float>(state_size(c), gpu), *dA_log = unset<float>(Hv, gpu),
+          *ddt_bias = unset<float>(Hv, gpu);
     int* starts = x->starts ? upload_ints(x->starts, tokens(c), gpu) : NULL;
     Memory memory = memory_on_gpu();
     DeltaScratchGpu<X> scratch;
@@ -127,8 +128,8 @@ template <class X> static void check_steps(const Gpu* gpu) {
     X *qkv = upload_rounded<X>(x.qkv, qkv_size(&c), 0, gpu),
       *ba = upload_rounded<X>(x.ba, ba_size(&c), 0, gpu), *out = unset<X>(FIRST * out_row, gpu),
       *rows = unset<X>(2 * row, gpu), *two = unset<X>(2 * gates, gpu);
-    float *A_log = upload_rounded<float>(x.A_log, 4, 0, gpu),
-          *dt_bias = upload_rounded<float>(x.dt_bias, 4, 0, gpu), *states = unset<float>(2 * state, gpu);
+    X *A_log = upload_rounded<X>(x.A_log, 4, 0, gpu), *dt_bias = upload_rounded<X>(x.dt_bias, 4, 0, gpu);
+    float* states = unset<float>(2 * state, gpu);
     DeltaSizes sizes = c.sizes;
     Memory memory = memory_on_gpu();
     DeltaScratchGpu<X> scratch;
