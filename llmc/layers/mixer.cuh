@@ -18,7 +18,7 @@ kind, the gated delta rule, or a short convolution.
 #include "llmc/gpu/floatx.cuh"
 
 #include "llmc/layers/linear.cuh"
-#include "llmc/ops/delta_rule.cuh"
+#include "llmc/ops/delta_step.cuh"
 #include "llmc/ops/gated_norm.cuh"
 #include "llmc/ops/norm.cuh"
 #include "llmc/ops/short_conv.cuh"
@@ -48,19 +48,18 @@ static inline DeltaSizes mixer_sizes(ModelConfig cfg, int B, int T) {
     return {B, T, m.key_heads, m.value_heads, m.key_size, m.value_size};
 }
 
-// Opens scratch for passes of up to N tokens in sequences of `shortest` tokens or more.
-static inline void mixer_gpu_open(MixerScratchGpu* scratch, Memory* memory, ModelConfig cfg, int N,
-                                  int shortest, int trains) {
+// Opens scratch for passes of up to B sequences of T tokens, or as many tokens in shorter ones.
+static inline void mixer_gpu_open(MixerScratchGpu* scratch, Memory* memory, ModelConfig cfg, int B, int T,
+                                  int trains) {
     const ModelMixer m = cfg.mixer;
-    const int is_delta = model_mixer(cfg) == MIXER_DELTA;
+    const int is_delta = model_mixer(cfg) == MIXER_DELTA, N = B * T;
     const size_t conv = short_conv_partial(N, model_mixer_channels(cfg), m.taps),
                  norm = is_delta ? gated_norm_partial(N * m.value_heads, m.value_size) : 0;
     if (model_mixer(cfg) == MIXER_NONE) {
         return;
     }
     if (is_delta) {
-        delta_rule_gpu_open(&scratch->delta, memory, mixer_sizes(cfg, ceil_div(N, shortest), shortest),
-                            trains);
+        delta_rule_gpu_open(&scratch->delta, memory, mixer_sizes(cfg, B, T), trains);
     }
     if (trains) {
         scratch->partial = (float*)memory_take_unset(memory, "scratch: sums of mixers", MEMORY_DEVICE,
@@ -168,9 +167,8 @@ typedef struct {
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline MixerGradientsGpu mixer_gradients_of(const ModelGradients* d, const ModelActivations* a,
                                                    GradientMode mode) {
-    return {a->branch,  d->mixw,     d->mixzw,   d->mixbaw, d->mixconvw, d->mixdecay,
-            d->mixstep, d->mixnormw, d->mixoutw, mode,      a->dmix,     a->dmixconv,
-            a->dmixz,   a->dmixba,   a->dmixy,   a->dpart};
+    return {a->branch,  d->mixw, d->mixzw, d->mixbaw,   d->mixconvw, d->mixdecay, d->mixstep, d->mixnormw,
+            d->mixoutw, mode,    a->dmix,  a->dmixconv, a->dmixz,    a->dmixba,   a->dmixy,   a->dpart};
 }
 
 // Sets dmix from dout, the gradient of the convolution's output.

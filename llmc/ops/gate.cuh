@@ -72,9 +72,8 @@ template <class X>
 static inline void gate_backward(X* dinp, X* dgate, const X* dout, const X* inp, const X* gate, size_t n,
                                  const Gpu* gpu) {
     constexpr int SIZE = Pack<X>::SIZE;
-    const int packs = gate_has_packs_(n, SIZE,
-                                      (uintptr_t)dinp | (uintptr_t)dgate | (uintptr_t)dout | (uintptr_t)inp |
-                                          (uintptr_t)gate);
+    const int packs = gate_has_packs_(
+        n, SIZE, (uintptr_t)dinp | (uintptr_t)dgate | (uintptr_t)dout | (uintptr_t)inp | (uintptr_t)gate);
     launch(packs ? gate_backward_kernel<X, SIZE> : gate_backward_kernel<X, 1>,
            (unsigned)ceil_div(n, (size_t)(packs ? 256 * SIZE : 256)), 256, 0, gpu, dinp, dgate, dout, inp,
            gate, n);

@@ -1,6 +1,6 @@
 // test_delta_rule.cu -- the gated delta rule on the GPU against the CPU: both passes and all types,
 // chunks that are whole or not, heads that share keys, odd widths, documents, decoding.
-#include "llmc/ops/delta_rule.cuh"
+#include "llmc/ops/delta_step.cuh"
 #include "dev/test/lib/gpu_ops.h"
 
 struct Case {
@@ -65,19 +65,23 @@ template <class X> static Results on_gpu(const Case* c, const Inputs* x, const G
           *ddt_bias = unset<float>(Hv, gpu);
     int* starts = x->starts ? upload_ints(x->starts, tokens(c), gpu) : NULL;
     Memory memory = memory_on_gpu();
-    DeltaScratchGpu<X> scratch;
+    DeltaScratchGpu<X> scratch, small;
+    DeltaSizes one = c->sizes;
+    one.B = 1; // sequence of several
     delta_rule_gpu_open(&scratch, &memory, c->sizes, 1);
+    delta_rule_gpu_open(&small, &memory, one, 1);
     const DeltaPassGpu<X> pass = {c->sizes, starts, qkv, ba, A_log, dt_bias, out, state};
     DeltaGradientsGpu<X> d = {dout, dqkv, dba, {dA_log, DTYPE_FP32}, {ddt_bias, DTYPE_FP32}, GRADIENT_SET};
     delta_rule_forward(&pass, &scratch, gpu);
     delta_rule_backward(&d, &pass, &scratch, gpu);
     float* first = download(dqkv, qkv_size(c), gpu);
     d.mode = GRADIENT_ADD;
-    delta_rule_backward(&d, &pass, &scratch, gpu);
+    delta_rule_backward(&d, &pass, &small, gpu);
+    delta_rule_forward(&pass, &small, gpu);
     const Results r = {take_back(out, out_size(c), gpu),  take_back(state, state_size(c), gpu),
                        take_back(dqkv, qkv_size(c), gpu), take_back(dba, ba_size(c), gpu),
                        take_back(dA_log, Hv, gpu),        take_back(ddt_bias, Hv, gpu)};
-    EXPECT(ops_same_bits(first, r.dqkv, qkv_size(c)), "two runs differ");
+    EXPECT(ops_same_bits(first, r.dqkv, qkv_size(c)), "two runs differ, the second by sequence");
     memory_close(&memory);
     void* const arrays[] = {qkv, ba, dout, A_log, dt_bias, starts};
     for (int i = 0; i < 6; i++) {

@@ -10,8 +10,8 @@ static double gated(double x, double gate) { return x / (1 + exp(-gate)); }
 TEST(gate) {
     enum { N = 77 };
     const double step = 1e-5; // whose square is the error of a difference
-    float *x = ops_normal(N, 2), *gate = ops_normal(N, 4), *dout = ops_normal(N, 1),
-          *out = ops_copy(x, N), *dx = ops_copy(dout, N), *dgate = ops_floats(N);
+    float *x = ops_normal(N, 2), *gate = ops_normal(N, 4), *dout = ops_normal(N, 1), *out = ops_copy(x, N),
+          *dx = ops_copy(dout, N), *dgate = ops_floats(N);
     gate_backward_cpu(dx, dgate, dx, x, gate, N);
     gate_forward_cpu(out, out, gate, N);
     for (int i = 0; i < N; i++) {
