@@ -192,7 +192,7 @@ TEST(delta_rule_separate) {
         one.qkv += begin * row, one.ba += begin * 4, one.dout += begin * out_row;
         one.out = ops_floats(count * out_row), one.dqkv = ops_floats(count * row);
         one.dba = ops_floats((size_t)count * 4), one.state = ops_floats(delta_rule_state_size(c.sizes));
-        run(&one, GRADIENT_SET);
+        run(&one, GRADIENT_SET, c.sizes.B);
         EXPECT(ops_same_bits(one.out, a.out + begin * out_row, count * out_row), "out of document %d", part);
         EXPECT(ops_same_bits(one.dqkv, a.dqkv + begin * row, count * row), "dqkv of document %d", part);
         EXPECT(ops_same_bits(one.dba, a.dba + begin * 4, (size_t)count * 4), "dba of document %d", part);
