@@ -24,7 +24,9 @@ typedef struct {
     size_t G;             // columns before the activation for each one after it: 2 with gates
     size_t E, Fs;         // experts, or 0; hidden units of the shared expert
     size_t before, after; // 1 if branches have a norm there
-    size_t A;             // most columns of a layer's hidden layers: F, or Fe of each expert
+    // of mixers: sizes of the delta rule, and columns of activations; of gates of attention's output
+    size_t Hk, Hv, dk, dv, taps, mix_rows, mix_channels, mix_conv, mix_values, mix_out, gate;
+    size_t A; // most columns of a layer's hidden layers: F, or Fe of each expert
     const Architecture* kinds;
 } RefSizes;
 
@@ -40,6 +42,11 @@ static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
     s.E = (size_t)cfg.E, s.Fs = (size_t)cfg.Fs;
     s.Fe = (size_t)model_expert_hidden(cfg);
     s.A = s.E * s.Fe > F ? s.E * s.Fe : F;
+    const ModelWidths w = model_widths(cfg);
+    s.Hk = (size_t)cfg.mixer.key_heads, s.Hv = (size_t)w.mix_heads;
+    s.dk = (size_t)cfg.mixer.key_size, s.dv = (size_t)cfg.mixer.value_size, s.taps = (size_t)w.mix_taps;
+    s.mix_rows = (size_t)w.mix_rows, s.mix_channels = (size_t)w.mix_channels, s.mix_conv = (size_t)w.mix_conv;
+    s.mix_values = (size_t)w.mix_values, s.mix_out = (size_t)w.mix_out, s.gate = (size_t)w.gate;
     s.before = (size_t)model_has_norms_before(cfg), s.after = (size_t)model_has_norms_after(cfg);
     s.kinds = kinds;
     return s;
@@ -371,6 +378,105 @@ static inline RefActivations ref_in_block_(RefActivations a) {
     return a;
 }
 
+// Computes attention of a block: attproj from ln1.
+static inline void ref_attention_branch_(const RefModel* m, int l, const int* starts, const RefParameters* p,
+                                         const RefActivations* a) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C;
+    const RefHeads heads = ref_heads_(m, p, l);
+    ref_linear_forward(a->qkv, a->ln1, p->qkvw, p->qkvb, (RefLinear){N, C, s.QKV});
+    ref_heads_norm_forward(a->normed, a->qkv, ref_head_norm_(m, p, a), heads);
+    ref_rope_forward(a->turned, a->normed, ref_rope_of_(m, l), heads);
+    ref_attention_forward(a->atty, a->att_lse, a->turned, starts, heads);
+    if (p->attgatew) {
+        ref_linear_forward(a->att_gate, a->ln1, p->attgatew, NULL, (RefLinear){N, C, s.Q});
+        ref_gate_forward(a->gated, a->atty, a->att_gate, N * s.Q);
+    }
+    ref_linear_forward(a->attproj, p->attgatew ? a->gated : a->atty, p->attprojw, p->attprojb,
+                       (RefLinear){N, s.Q, C});
+}
+
+static inline void ref_attention_branch_backward_(const RefModel* m, int l, const int* starts,
+                                                  const RefParameters* p, const RefParameters* dp,
+                                                  const RefActivations* a, const RefActivations* da) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C;
+    const RefHeads heads = ref_heads_(m, p, l);
+    ref_linear_backward(p->attgatew ? da->gated : da->atty, dp->attprojw, dp->attprojb, da->attproj,
+                        p->attgatew ? a->gated : a->atty, p->attprojw, (RefLinear){N, s.Q, C});
+    if (p->attgatew) {
+        ref_gate_backward(da->atty, da->att_gate, da->gated, a->atty, a->att_gate, N * s.Q);
+        ref_linear_backward(da->ln1, dp->attgatew, NULL, da->att_gate, a->ln1, p->attgatew,
+                            (RefLinear){N, C, s.Q});
+    }
+    ref_attention_backward(da->turned, dp->sinks, da->atty, a->turned, a->atty, a->att_lse, starts, heads);
+    ref_rope_backward(da->normed, da->turned, ref_rope_of_(m, l), heads);
+    ref_heads_norm_backward(da->qkv, dp->qnormw, dp->knormw, da->normed, a->qkv, ref_head_norm_(m, p, a),
+                            heads);
+    ref_linear_backward(da->ln1, dp->qkvw, dp->qkvb, da->qkv, a->ln1, p->qkvw, (RefLinear){N, C, s.QKV});
+}
+
+static inline RefConv ref_mixer_conv_(const RefModel* m, const int* starts, const RefParameters* p,
+                                      const RefActivations* a) {
+    const RefSizes s = m->sizes;
+    const ShortConvKind kind = s.mix_conv ? SHORT_CONV_SILU : SHORT_CONV_GATED;
+    return (RefConv){kind, s.B, s.T, s.mix_channels, s.taps, starts, a->mix, p->mixconvw, NULL};
+}
+static inline RefDelta ref_mixer_delta_(const RefModel* m, const int* starts, const RefParameters* p,
+                                        const RefActivations* a) {
+    const RefSizes s = m->sizes;
+    return (RefDelta){s.B,        s.T,      s.Hk,        s.Hv,       s.dk,  s.dv,
+                      a->mixconv, a->mixba, p->mixdecay, p->mixstep, starts};
+}
+static inline RefNorm ref_mixer_norm_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
+    const size_t rows = m->sizes.N * m->sizes.Hv;
+    return (RefNorm){NORM_RMS, p->mixnormw, NULL, NULL, a->mix_rstd, m->eps, 1, rows, m->sizes.dv};
+}
+
+// Computes what layers of a hybrid have in the place of attention (mixer.h).
+static inline void ref_mixer_branch_(const RefModel* m, const int* starts, const RefParameters* p,
+                                     const RefActivations* a) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C;
+    const RefConv conv = ref_mixer_conv_(m, starts, p, a);
+    const RefDelta delta = ref_mixer_delta_(m, starts, p, a);
+    ref_linear_forward(a->mix, a->ln1, p->mixw, NULL, (RefLinear){N, C, s.mix_rows});
+    ref_conv_forward(s.mix_conv ? a->mixconv : a->mixy, &conv);
+    if (s.mix_conv) {
+        ref_linear_forward(a->mixz, a->ln1, p->mixzw, NULL, (RefLinear){N, C, s.mix_values});
+        ref_linear_forward(a->mixba, a->ln1, p->mixbaw, NULL, (RefLinear){N, C, 2 * s.Hv});
+        ref_delta_forward(a->mixo, a->mix_states, &delta);
+        ref_gated_norm_forward(a->mixy, a->mixo, a->mixz, ref_mixer_norm_(m, p, a));
+    }
+    ref_linear_forward(a->attproj, a->mixy, p->mixoutw, NULL, (RefLinear){N, s.mix_out, C});
+}
+
+// da->mix_states is memory.
+static inline void ref_mixer_branch_backward_(const RefModel* m, const int* starts, const RefParameters* p,
+                                              const RefParameters* dp, const RefActivations* a,
+                                              const RefActivations* da) {
+    const RefSizes s = m->sizes;
+    const size_t N = s.N, C = s.C;
+    const RefConv conv = ref_mixer_conv_(m, starts, p, a);
+    const RefDelta delta = ref_mixer_delta_(m, starts, p, a);
+    ref_linear_backward(da->mixy, dp->mixoutw, NULL, da->attproj, a->mixy, p->mixoutw,
+                        (RefLinear){N, s.mix_out, C});
+    if (s.mix_conv) {
+        Real* dnormed = (Real*)check_alloc(N * s.mix_values, sizeof(Real), "reference: gradients");
+        ref_gated_norm_backward(da->mixo, da->mixz, dp->mixnormw, dnormed, da->mixy, a->mixo, a->mixz,
+                                ref_mixer_norm_(m, p, a));
+        free(dnormed);
+        ref_delta_backward(da->mixconv, da->mixba, dp->mixdecay, dp->mixstep, da->mix_states, da->mixo,
+                           a->mix_states, &delta);
+        ref_linear_backward(da->ln1, dp->mixzw, NULL, da->mixz, a->ln1, p->mixzw,
+                            (RefLinear){N, C, s.mix_values});
+        ref_linear_backward(da->ln1, dp->mixbaw, NULL, da->mixba, a->ln1, p->mixbaw,
+                            (RefLinear){N, C, 2 * s.Hv});
+    }
+    ref_conv_backward(da->mix, dp->mixconvw, NULL, s.mix_conv ? da->mixconv : da->mixy, &conv);
+    ref_linear_backward(da->ln1, dp->mixw, NULL, da->mix, a->ln1, p->mixw, (RefLinear){N, C, s.mix_rows});
+}
+
 // Computes block l. With the residual stream x, and weights of its own in each product:
 //
 //     y = norm(x), or x                y = norm(x), or x
@@ -381,19 +487,17 @@ static inline RefActivations ref_in_block_(RefActivations a) {
 // or without the norms after these products.
 static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
-    const size_t N = s.N, C = s.C;
     const RefParameters p = ref_parameters_(m, m->params, l);
-    const RefHeads heads = ref_heads_(m, &p, l);
     const RefActivations a = ref_in_block_(ref_activations_(m, m->acts, l)),
                          next = ref_activations_(m, m->acts, l + 1);
     if (s.before) {
         ref_norm_forward(a.ln1, a.stream, ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));
     }
-    ref_linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, (RefLinear){N, C, s.QKV});
-    ref_heads_norm_forward(a.normed, a.qkv, ref_head_norm_(m, &p, &a), heads);
-    ref_rope_forward(a.turned, a.normed, ref_rope_of_(m, l), heads);
-    ref_attention_forward(a.atty, a.att_lse, a.turned, starts, heads);
-    ref_linear_forward(a.attproj, a.atty, p.attprojw, p.attprojb, (RefLinear){N, s.Q, C});
+    if (p.mixw) {
+        ref_mixer_branch_(m, starts, &p, &a);
+    } else {
+        ref_attention_branch_(m, l, starts, &p, &a);
+    }
     ref_branch_forward_(m, a.residual2, a.stream, a.ln1post, a.attproj,
                         ref_row_norm_(m, p.ln1postw, NULL, NULL, a.ln1post_rstd));
     if (s.before) {
@@ -407,9 +511,7 @@ static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
 // Goes through the same steps backward; da, dp: gradients.
 static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
-    const size_t N = s.N, C = s.C;
     const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
-    const RefHeads heads = ref_heads_(m, &p, l);
     const RefActivations a = ref_in_block_(ref_activations_(m, m->acts, l));
     const RefActivations da = ref_in_block_(ref_activations_(m, m->dacts, l)),
                          dnext = ref_activations_(m, m->dacts, l + 1);
@@ -422,12 +524,11 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     }
     ref_branch_backward_(m, da.residual2, da.stream, da.ln1post, da.attproj, dp.ln1postw, a.attproj,
                          ref_row_norm_(m, p.ln1postw, NULL, NULL, a.ln1post_rstd));
-    ref_linear_backward(da.atty, dp.attprojw, dp.attprojb, da.attproj, a.atty, p.attprojw,
-                        (RefLinear){N, s.Q, C});
-    ref_attention_backward(da.turned, dp.sinks, da.atty, a.turned, a.atty, a.att_lse, starts, heads);
-    ref_rope_backward(da.normed, da.turned, ref_rope_of_(m, l), heads);
-    ref_heads_norm_backward(da.qkv, dp.qnormw, dp.knormw, da.normed, a.qkv, ref_head_norm_(m, &p, &a), heads);
-    ref_linear_backward(da.ln1, dp.qkvw, dp.qkvb, da.qkv, a.ln1, p.qkvw, (RefLinear){N, C, s.QKV});
+    if (p.mixw) {
+        ref_mixer_branch_backward_(m, starts, &p, &dp, &a, &da);
+    } else {
+        ref_attention_branch_backward_(m, l, starts, &p, &dp, &a, &da);
+    }
     if (s.before) {
         ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream,
                           ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));

@@ -283,4 +283,26 @@ static inline void ref_gated_norm_backward(Real* dinp, Real* dgate, Real* dweigh
     ref_norm_backward(dinp, dweight, NULL, dnormed, inp, norm);
 }
 
+// -------------------------------------------------------------------------------------------------
+// Gates of the output of attention's heads: Qiu et al., 2025
+//
+//     out = x s    dx = dout s    dgate = dout x s (1 - s)        s = sigmoid(gate)
+//
+// all of n elements
+
+static inline void ref_gate_forward(Real* out, const Real* x, const Real* gate, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        out[i] = x[i] * ref_sigmoid_(gate[i]);
+    }
+}
+
+static inline void ref_gate_backward(Real* dx, Real* dgate, const Real* dout, const Real* x, const Real* gate,
+                                     size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const Real s = ref_sigmoid_(gate[i]);
+        dx[i] += dout[i] * s;
+        dgate[i] += dout[i] * x[i] * s * (1 - s);
+    }
+}
+
 #endif

@@ -104,7 +104,7 @@ def compared_classes():
 
 
 def lint_families():
-    """Both tables of the families; test_families.sh looks at the columns about GGUF."""
+    """Both tables of the families; test_families.sh looks at the column about GGUF."""
     path, tokenizers = Path("dev/doc/architectures.md"), Path("dev/doc/tokenizer.md").read_text()
     families, compared = hugging_face_families(), set(compared_classes()) | {"GPT2LMHeadModel"}
     chats = set(re.findall(r'X\(CHAT_\w+, "([\w-]+)"\)', Path("llmc/tokenizer/chat_format.h").read_text())) - {"off", "on"}
@@ -112,7 +112,7 @@ def lint_families():
     for what, found in (("operations", table(path, "| `--arch` | positions |")), ("families", rows)):
         if [row[0] for row in found] != list(families):
             yield f"{path}: the table of {what} has {' '.join(row[0] for row in found)}; wanted {' '.join(families)}"
-    for arch, kinds, name, _, _, formats, patterns in rows:
+    for arch, kinds, name, _, formats, patterns in rows:
         class_name, types = families.get(arch, ("", []))
         if class_name not in compared:
             yield f"{path}: {arch}: no updates of {class_name} in losses.txt (dev/ref/make_update_fixtures.py)"

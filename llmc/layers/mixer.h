@@ -111,7 +111,7 @@ static inline void mixer_convolve_(float* out, const Mixer* m) {
 }
 
 static inline DeltaPass mixer_delta_(const Mixer* m) {
-    return (DeltaPass){m->sizes,  m->conv.starts, m->conv_out, m->ba_out,
+    return (DeltaPass){m->sizes, m->conv.starts, m->conv_out, m->ba_out,
                        m->A_log, m->dt_bias,     m->o,        m->state};
 }
 
@@ -186,9 +186,11 @@ static inline void mixer_backward_cpu(const Mixer* m, const MixerGradients* d, c
     } else {
         short_conv_backward_cpu(d->dmix, d->dconvw, NULL, d->dy, m->mix, &m->conv, d->mode);
     }
-    linear_backward_cpu(d->dinp, (LinearGradients){d->dinw, NULL, d->mode}, d->dmix, inp, &m->in, N, m->linear);
+    linear_backward_cpu(d->dinp, (LinearGradients){d->dinw, NULL, d->mode}, d->dmix, inp, &m->in, N,
+                        m->linear);
     if (m->kind == MIXER_DELTA) {
-        linear_backward_cpu(d->part, (LinearGradients){d->dzw, NULL, d->mode}, d->dz, inp, &m->z, N, m->linear);
+        linear_backward_cpu(d->part, (LinearGradients){d->dzw, NULL, d->mode}, d->dz, inp, &m->z, N,
+                            m->linear);
         residual_forward_cpu(d->dinp, d->dinp, d->part, elements);
         linear_backward_cpu(d->part, (LinearGradients){d->dbaw, NULL, d->mode}, d->dba, inp, &m->ba, N,
                             m->linear);

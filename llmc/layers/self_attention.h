@@ -239,8 +239,8 @@ typedef struct {
     float* datty;  // (N, Q); may be dinp
     float* dgates; // (N, Q)
     float* part;   // (N, C)
-    float* dqkv;  // (N, QKV)
-    float* sums;  // (B, QKV)
+    float* dqkv;   // (N, QKV)
+    float* sums;   // (B, QKV)
 } SelfAttentionGradients;
 
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.

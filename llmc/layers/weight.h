@@ -59,7 +59,8 @@ typedef struct {
 // with experts, fc and fcproj are expert 0's, and the others' follow them; shared: the expert that
 // all tokens take; gate: of attention's output; mix...: of a mixer (mixer.h).
 typedef struct {
-    Weight qkv, gate, attproj, mix, mixz, mixba, mixout, router, fc, fcproj, shared_fc, shared_fcproj, wte, head;
+    Weight qkv, gate, attproj, mix, mixz, mixba, mixout, router, fc, fcproj, shared_fc, shared_fcproj, wte,
+        head;
 } LayerWeights;
 
 // Names the matrices in `p`, the parameters of a layer with or without experts, and their copies,

@@ -133,7 +133,7 @@ export_gguf() {
     done
 }
 
-# The columns about GGUF are what the trainer writes and reads.
+# The column about GGUF is what the trainer writes and reads.
 for arch in $(awk -F ' *[|] *' '/^[|] `--arch` [|] `model_type`/ { on = 1 } /^$/ { on = 0 } on && $2 !~ /-/ { print $2 }' "$page"); do
     export_gguf "$arch"
     written='' read=''
