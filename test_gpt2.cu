@@ -234,8 +234,9 @@ static void batch_tokens(int tokens[BATCHES * N], int targets[BATCHES * N]) {
 static float* shard_on_host(const Model* model, const Shard* s, float* all) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     rows_on_host(rows, model->cfg);
-    const int copy = s->layer < 0 ? 0 : model_copy(model->cfg, s->layer);
-    return (float*)tensor_at_layer(&rows[s->tensor], all, copy) + s->piece.logical + s->piece.first;
+    const TensorRow* row = &rows[s->tensor];
+    const int copy = s->layer < 0 ? 0 : tensor_copy(row, s->layer);
+    return (float*)tensor_at_layer(row, all, copy) + s->piece.logical + s->piece.first;
 }
 
 static size_t group_elements(const Model* model, int g) {
