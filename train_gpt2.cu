@@ -23,6 +23,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/model/share_layers.h"
 #include "llmc/layers/branch.cuh"
 #include "llmc/layers/decode.cuh"
+#include "llmc/layers/mixer.cuh"
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
@@ -80,6 +81,7 @@ struct Model {
     MatmulGpu matmul;
     LinearGpu linear; // with it
     AttentionGpu attention;
+    MixerScratchGpu mixer;
     ModelRopes ropes;
     ContextParallelGpu<floatX> context;
     // (B, T) first token that attention sees, in layers with a window; NULL without any
@@ -137,9 +139,11 @@ static void open_parameters(Model* model, const Settled* s) {
     }
 }
 
-// Opens rotary positions and windows of attention, if the model has any.
+// Opens rotary positions and windows of attention, and mixers, if the model has any.
 static void open_positions(Model* model, const Settled* s) {
+    const int sequences = s->use == USE_GENERATE ? 1 : model->B;
     attention_config_open_ropes(&model->ropes, &model->memory, model->cfg, model->T, rope_gpu_open);
+    mixer_gpu_open(&model->mixer, &model->memory, model->cfg, sequences, model->T, s->use == USE_TRAIN);
     if (model->cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
@@ -465,7 +469,8 @@ typedef struct {
     ModelActivations a;
     LayerWeights weights;
     BranchGpu branch1, branch2; // attention and the MLP, from the residual stream and back
-    SelfAttentionGpu attention;
+    SelfAttentionGpu attention; // or, in layers of a hybrid, a mixer
+    MixerGpu mixer;
     MlpGpu mlp;
 } Block;
 
@@ -480,16 +485,22 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         branch_of_attention(&layer, stream_into(model, l, pass)),
         branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
         self_attention_of(&layer, model->window_starts, &model->ropes, &model->attention, &model->context),
+        mixer_of(&layer, &model->mixer),
         mlp_of(&layer, &model->groups.experts, &model->experts)};
 }
 
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
     const BranchGpu *branch1 = &b->branch1, *branch2 = &b->branch2;
-    const int N = pass_tokens(b->pass);
+    const int N = pass_tokens(b->pass), is_mixed = b->mixer.kind != MIXER_NONE;
     // ln1 (R, C); residual2 (R, C) = stream + attention; ln2 (R, C); fch, fch_act (N, F)
-    branch_enter(branch1, &b->weights.qkv, N);
-    self_attention_forward_residual(branch_to(branch1), branch_residual(branch1), &b->attention, branch1->in);
+    branch_enter(branch1, is_mixed ? &b->weights.mix : &b->weights.qkv, N);
+    if (is_mixed) {
+        mixer_forward_residual(branch_to(branch1), branch_residual(branch1), &b->mixer, branch1->in);
+    } else {
+        self_attention_forward_residual(branch_to(branch1), branch_residual(branch1), &b->attention,
+                                        branch1->in);
+    }
     branch_leave(branch1);
     branch_enter(branch2, &b->weights.fc, N);
     mlp_hidden(&b->mlp, branch2->in);
@@ -626,6 +637,19 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
                                        : none;
 }
 
+// Sets branch (R, C), the gradient of the input of attention or the mixer, given that of its output,
+// and the gradients of its parameters.
+static void attention_backward(const Block* b, const ModelGradients* d, GradientMode mode,
+                               const floatX* dout) {
+    if (b->mixer.kind != MIXER_NONE) {
+        const MixerGradientsGpu dmixer = mixer_gradients_of(d, &b->a, mode);
+        mixer_backward(&b->mixer, &dmixer, dout, b->branch1.in);
+    } else {
+        const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(d, &b->a, mode);
+        self_attention_backward(&b->attention, &dattention, dout, b->branch1.in);
+    }
+}
+
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
 // in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F), dqkv (N, QKV).
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
@@ -634,7 +658,6 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     const ModelGradients d = model->gradients[l];
     const GradientMode own = share_gradient_mode(model->cfg, l, mode),
                        below = l > 0 ? share_gradient_mode(model->cfg, l - 1, mode) : own;
-    const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(&d, &a, own);
     const MlpGradientsGpu dmlp =
         mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->map, l), model->router_losses,
                          router_statistics_of(model->results.statistics, l, model->cfg.E));
@@ -649,8 +672,7 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     zero_clear_unset(&model->zero, l);
     mlp_backward(&b.mlp, &dmlp, branch_leave_backward(&b.branch2, &d2, a.dresidual), b.branch2.in);
     branch_enter_backward(a.dresidual, &b.branch2, &d2, a.branch);
-    self_attention_backward(&b.attention, &dattention, branch_leave_backward(&b.branch1, &d1, a.dresidual),
-                            b.branch1.in);
+    attention_backward(&b, &d, own, branch_leave_backward(&b.branch1, &d1, a.dresidual));
     if (l > 0) {
         wait_for_buffer(model, l - 1);
     }

@@ -201,6 +201,9 @@ static inline void linear_renew(LayerWeights* w, const LinearGpu* linear) {
     const int count = linear->renews && linear->weights ? linear_in_fp8_(list, w) : 0;
     for (int i = 0; i < count; i++) {
         const int OC = list[i]->OC, C = list[i]->C;
+        if (!list[i]->data) {
+            continue; // of attention, in a layer with a mixer
+        }
         e4m3_rows(list[i]->fp8.rows, list[i]->data, OC, C, linear->gpu);
         matmul_fp8_turned(list[i]->fp8.turned, linear->largest, list[i]->data, OC, C, linear->gpu);
     }

@@ -38,11 +38,12 @@ static inline int quantized_is_matrix(const TensorRow* row) {
     return row->kind == KIND_MATRIX || row->init == INIT_VOCAB;
 }
 
-// Returns 0, or the columns of a matrix that do not fill blocks: C, all queries' columns, F, or an
-// expert's or the shared one's.
+// Returns 0, or the columns of a matrix that do not fill blocks: C, all queries' columns, F, an
+// expert's or the shared one's, or a mixer's.
 static inline int quantized_unfit_columns(ModelConfig cfg) {
-    const int cols[] = {cfg.C, model_heads(cfg), model_hidden(cfg), model_expert_hidden(cfg), cfg.Fs};
-    for (int i = 0; i < 5; i++) {
+    const int cols[] = {cfg.C,  model_heads(cfg),       model_hidden(cfg), model_expert_hidden(cfg),
+                        cfg.Fs, model_mixer_values(cfg)};
+    for (size_t i = 0; i < sizeof(cols) / sizeof(cols[0]); i++) {
         if (!quantized_fits((size_t)cols[i])) {
             return cols[i];
         }

@@ -5,7 +5,8 @@ front of it and behind it.
     qkv (N, QKV)                = inp weight^T + bias; queries and keys with their norms and
                                   positions (heads.h)
     atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h), with sinks (sinks.h) if it has any
-    out (N, C)                  = residual + atty proj^T + bias
+    out (N, C)                  = residual + atty proj^T + bias; with gates:
+                                  residual + (atty sigmoid(inp gate^T)) proj^T
 
 If several ranks cut these matrices (tensor_parallel.cuh), inp, residual and out are the rows of
 this rank's tokens; else of all. The gradient of proj's bias is computed where dout is made.
@@ -23,7 +24,9 @@ gradients added up after it (context_parallel.h).
 #include "llmc/ops/attention.cuh"
 #include "llmc/ops/attention_race.cuh"
 #include "llmc/ops/column_sums.cuh"
+#include "llmc/ops/gate.cuh"
 #include "llmc/ops/heads.cuh"
+#include "llmc/ops/norm.cuh"
 #include "llmc/ops/sinks.cuh"
 #include "llmc/parallel/context_parallel.cuh"
 
@@ -32,6 +35,8 @@ typedef struct {
     const int* starts;               // (B, W), or NULL
     int window;                      // decoding: tokens that a token sees, including itself; 0: all
     Weight weight, proj;             // (QKV, C), (C, Q)
+    Weight gate;                     // (Q, C), or no data
+    floatX *gates, *gated;           // (N, Q) of atty, before their sigmoid; atty with them
     const floatX* proj_bias;         // (C), or NULL
     HeadsGpu<floatX> heads;          // norms and rotation of queries and keys
     const floatX* sinks;             // (NH), or NULL
@@ -60,6 +65,9 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
     layer.window = model_window(cfg, of->l);
     layer.weight = of->weights.qkv;
     layer.proj = of->weights.attproj;
+    layer.gate = of->weights.gate;
+    layer.gates = a->att_gate;
+    layer.gated = a->att_gated;
     layer.proj_bias = p->attprojb;
     layer.positions = pass_is_step(pass) ? pass->positions.given : NULL;
     layer.heads = {
@@ -123,6 +131,20 @@ static inline void self_attention_heads_(const SelfAttentionGpu* a, const floatX
     }
 }
 
+static inline size_t self_attention_elements_(const SelfAttentionGpu* a) {
+    return (size_t)a->tensor.cut.N * (size_t)a->proj.C;
+}
+
+// Returns the output of the heads (N, Q), with gates if they have any.
+static inline const floatX* self_attention_gated_(const SelfAttentionGpu* a) {
+    if (!a->gate.data) {
+        return a->atty;
+    }
+    gate_forward(a->gated, (const floatX*)a->atty, (const floatX*)a->gates, self_attention_elements_(a),
+                 a->linear->gpu);
+    return a->gated;
+}
+
 // Returns true in a pass over no tokens, which calls no library. All ranks that share tokens have
 // such a pass together.
 static inline int self_attention_is_idle_(const SelfAttentionGpu* a) { return a->tensor.cut.N == 0; }
@@ -131,12 +153,17 @@ static inline int self_attention_is_idle_(const SelfAttentionGpu* a) { return a-
 static inline void self_attention_forward_residual(floatX* out, const floatX* residual,
                                                    const SelfAttentionGpu* a, const floatX* inp) {
     const TensorParallelGpu* tensor = &a->tensor;
+    const int N = tensor->cut.N;
     if (self_attention_is_idle_(a)) {
         return;
     }
-    self_attention_heads_(a, tensor_gather(tensor, 0, inp));
-    linear_forward_residual(tensor_part(tensor, out), tensor_residual(tensor, residual), a->atty, &a->proj,
-                            tensor->cut.N, a->linear);
+    inp = tensor_gather(tensor, 0, inp);
+    self_attention_heads_(a, inp);
+    if (a->gate.data) {
+        linear_forward(a->gates, inp, &a->gate, N, a->linear);
+    }
+    linear_forward_residual(tensor_part(tensor, out), tensor_residual(tensor, residual),
+                            self_attention_gated_(a), &a->proj, N, a->linear);
     tensor_sum(tensor, out, residual, a->proj_bias);
 }
 
@@ -144,17 +171,19 @@ static inline void self_attention_forward_residual(floatX* out, const floatX* re
 // `mode` says; dinp, which it sets; and memory that it uses.
 typedef struct {
     floatX* dinp;
-    Gradient dqkvw, dqkvb, dqnormw, dknormw, dsinks, dprojw;
+    Gradient dqkvw, dqkvb, dqnormw, dknormw, dsinks, dgatew, dprojw;
     GradientMode mode;
-    floatX* datty; // (N, Q); may be dinp
-    floatX* dqkv;  // (N, QKV)
+    floatX* datty;  // (N, Q); may be dinp
+    floatX* dgates; // (N, Q)
+    floatX* part;   // (N, C)
+    floatX* dqkv;   // (N, QKV)
 } SelfAttentionGradientsGpu;
 
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline SelfAttentionGradientsGpu
 self_attention_gradients_of(const ModelGradients* d, const ModelActivations* a, GradientMode mode) {
-    return {a->branch, d->qkvw,     d->qkvb, d->qnormw, d->knormw,
-            d->sinks,  d->attprojw, mode,    a->branch, a->dqkv};
+    return {a->branch,   d->qkvw, d->qkvb,   d->qnormw,    d->knormw, d->sinks, d->attgatew,
+            d->attprojw, mode,    a->branch, a->datt_gate, a->dpart,  a->dqkv};
 }
 
 // Sets dqkv, the gradient of the linear layer's output, and sets or adds to its bias's gradient. If
@@ -185,6 +214,26 @@ static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const
     }
 }
 
+// Turns datty, the gradient of the heads' output with gates, into that without them.
+static inline void self_attention_gates_backward_(const SelfAttentionGpu* a,
+                                                  const SelfAttentionGradientsGpu* d) {
+    if (a->gate.data) {
+        gate_backward(d->datty, d->dgates, (const floatX*)d->datty, (const floatX*)a->atty,
+                      (const floatX*)a->gates, self_attention_elements_(a), a->linear->gpu);
+    }
+}
+
+// Adds the gradient through the gates to dinp.
+static inline void self_attention_gates_finish_(const SelfAttentionGpu* a, const SelfAttentionGradientsGpu* d,
+                                                floatX* dinp, const floatX* inp) {
+    const int N = a->tensor.cut.N;
+    if (a->gate.data) {
+        linear_backward(d->part, {d->dgatew, d->mode}, d->dgates, inp, &a->gate, N, a->linear);
+        residual_sum(dinp, (const floatX*)dinp, (const floatX*)d->part, 1, (size_t)N * (size_t)a->gate.C,
+                     a->linear->gpu);
+    }
+}
+
 // Sets and adds to gradients. Collective.
 static inline void self_attention_backward(const SelfAttentionGpu* a, const SelfAttentionGradientsGpu* d,
                                            const floatX* dout, const floatX* inp) {
@@ -194,10 +243,12 @@ static inline void self_attention_backward(const SelfAttentionGpu* a, const Self
         return;
     }
     dout = tensor_gather(tensor, 0, dout), inp = tensor_gather(tensor, 1, inp);
-    linear_backward(d->datty, {d->dprojw, d->mode}, dout, a->atty, &a->proj, N, a->linear);
+    floatX* dinp = tensor_part(tensor, d->dinp);
+    linear_backward(d->datty, {d->dprojw, d->mode}, dout, self_attention_gated_(a), &a->proj, N, a->linear);
+    self_attention_gates_backward_(a, d);
     self_attention_backward_qkv_(a, d, d->datty);
-    linear_backward(tensor_part(tensor, d->dinp), {d->dqkvw, d->mode}, d->dqkv, inp, &a->weight, N,
-                    a->linear);
+    linear_backward(dinp, {d->dqkvw, d->mode}, d->dqkv, inp, &a->weight, N, a->linear);
+    self_attention_gates_finish_(a, d, dinp, inp);
     tensor_sum(tensor, d->dinp, NULL, NULL);
 }
 

@@ -513,7 +513,7 @@ typedef enum {
   X(word_rows,  ALL, 1,      ranks * chunk, BLOCK, w.word_rows, float, LIVE_CLASSIFIER)  /* what each tensor rank keeps of a token's logits (cross_entropy.h) */ \
   X(all_logits, ALL, 1,      decoded, NEVER, w.all_words,        floatX,  LIVE_PASS)  /* of all tensor ranks, one after the other; then token by token */ \
   X(kv,         ATTENTION, cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
-  X(mix_inputs, MIXED, cfg.L,  caches, NEVER, w.mix_inputs,       floatX,  LIVE_PASS)  /* of B sequences: the last inputs of the convolution */ \
+  X(mix_inputs, MIXED, cfg.L,  caches, NEVER, w.mix_inputs,       float,   LIVE_PASS)  /* of B sequences: the last inputs of the convolution */ \
   X(mix_state,  MIXED, cfg.L,  caches, NEVER, w.mix_state,        float,   LIVE_PASS)  /* and the states of the delta rule */ \
   X(losses,     ALL, 1,      trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
   X(branch,     ALL, 1,      R,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \

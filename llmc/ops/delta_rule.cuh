@@ -2,8 +2,8 @@
 delta_rule.cuh -- delta_rule.h on the GPU, on X = float, bf16 or fp16: gates, D and states in fp32,
 factors of matmuls rounded to X.
 
-    qkv, ba, out, and their gradients    X
-    A_log, dt_bias, state                fp32
+    qkv, ba, A_log, dt_bias, out         X, and the gradients of qkv, ba and out
+    state                                fp32
 
 Columns of values do not depend on each other, except in the gradients of queries and keys. So the
 kernels that go from chunk to chunk have a block for each 64 columns of a value head, and what sums
@@ -27,16 +27,12 @@ atomics, a fixed order.
 #include "llmc/ops/delta_rule.h"
 #include "llmc/ops/delta_tiles.cuh"
 
-enum {
-    DELTA_GATES = 3, // numbers of a token that are kept: beta, carry, keep
-    DELTA_STEP_ROWS = 8
-};
+enum { DELTA_GATES = 3 }; // numbers of a token that are kept: beta, carry, keep
 
 template <class X> struct DeltaPassGpu {
     DeltaSizes sizes;
     const int* starts; // or NULL
-    const X *qkv, *ba;
-    const float *A_log, *dt_bias;
+    const X *qkv, *ba, *A_log, *dt_bias;
     X* out;
     float* state; // or NULL
 };
@@ -48,7 +44,7 @@ template <class X> struct DeltaGradientsGpu {
     GradientMode mode;
 };
 
-// Memory that kernels pass on to each other, for all tokens of a pass.
+// Memory that kernels pass on to each other, for as many sequences of a pass as fit.
 template <class X> struct DeltaScratchGpu {
     X* unit;        // (N, 2, Hk, dk): q and k
     float* gates;   // (N, Hv, DELTA_GATES)
@@ -57,23 +53,24 @@ template <class X> struct DeltaScratchGpu {
     X *states, *ds; // (B, Hv, chunks, dk, dv): S before, dS after each chunk
     X* dunit;       // (N, 2, Hv, dk): dQ and dK
     float* sums;    // (B, chunks, 2, Hv): the parts of dA_log and ddt_bias
-    size_t tokens;  // most of a pass, of a backward pass
+    int chunks;     // of a value head, for which there is memory
     int trains;
 };
 
 static inline int delta_chunks(DeltaSizes s) { return ceil_div(s.T, (int)DELTA_C); }
 
-// Takes memory for passes of up to these sizes; with `trains`, also for backward passes. Rows of
-// sequences that are shorter, and more of them, need not fit.
+// Takes memory for as many chunks as B sequences of T tokens have, and at least one such sequence;
+// with `trains`, also for backward passes. Passes over more chunks, as of more and shorter
+// sequences, go over some of their sequences at a time.
 template <class X>
 static inline void delta_rule_gpu_open(DeltaScratchGpu<X>* scratch, Memory* memory, DeltaSizes s,
                                        int trains) {
-    const size_t N = (size_t)s.B * s.T, chunks = (size_t)s.B * s.Hv * delta_chunks(s), back = trains ? 1 : 0,
-                 state = chunks * s.dk * s.dv;
+    const size_t N = (size_t)s.B * delta_chunks(s) * DELTA_C, chunks = N / DELTA_C * s.Hv,
+                 back = trains ? 1 : 0, state = chunks * s.dk * s.dv;
     const auto take = [&](size_t count, size_t bytes) {
         return memory_take_unset(memory, "scratch: delta rule", MEMORY_DEVICE, count * bytes);
     };
-    scratch->tokens = N;
+    scratch->chunks = s.B * delta_chunks(s);
     scratch->trains = trains;
     scratch->unit = (X*)take(2 * N * s.Hk * s.dk, sizeof(X));
     scratch->gates = (float*)take(N * s.Hv * DELTA_GATES, sizeof(float));
@@ -130,8 +127,8 @@ __device__ inline DeltaGates_ delta_gates_(const DeltaPassGpu<X>& pass, const De
     if (i >= at.count) {
         return {0.0f, 0.0f, 0.0f, 0.0f};
     }
-    const float b = to_float(pass.ba[n * 2 * Hv + at.h]), A = -expf(pass.A_log[at.h]),
-                a = to_float(pass.ba[n * 2 * Hv + Hv + at.h]) + pass.dt_bias[at.h],
+    const float b = to_float(pass.ba[n * 2 * Hv + at.h]), A = -expf(to_float(pass.A_log[at.h])),
+                a = to_float(pass.ba[n * 2 * Hv + Hv + at.h]) + to_float(pass.dt_bias[at.h]),
                 g = A * (a > 20.0f ? a : log1pf(expf(a)));
     const bool is_start = (pass.starts ? pass.starts[n] : 0) == t;
     return {is_start ? 0.0f : expf(g), g, A / (1.0f + expf(-a)), 1.0f / (1.0f + expf(-b))};
@@ -727,67 +724,6 @@ __global__ void __launch_bounds__(DELTA_THREADS)
     }
 }
 
-// ---- generation ----
-
-// A block updates 32 columns of the state of a value head, and sets out there. Thread (x, y) has
-// column x of rows y, y + 8, ...
-// grid   ceil(dv/32), Hv, B      block   (32, 8)      shared   3 KiB
-// moves  dk*32 fp32 in, twice but once from L2, and out. Bound by memory.
-// order  fixed
-template <class X> __global__ void delta_step_kernel(DeltaPassGpu<X> pass) {
-    SMEM_ARRAY(float, q, [DELTA_RULE_WIDEST]);
-    SMEM_ARRAY(float, k, [DELTA_RULE_WIDEST]);
-    SMEM_ARRAY(float, sum, [DELTA_STEP_ROWS][32]);
-    const DeltaSizes s = pass.sizes;
-    const int h = (int)blockIdx.y, b = (int)blockIdx.z, x = (int)threadIdx.x, y = (int)threadIdx.y,
-              c = (int)blockIdx.x * 32 + x, R = 2 * s.Hk * s.dk + s.Hv * s.dv;
-    const X* row = pass.qkv + (size_t)b * R;
-    float* state = pass.state + ((size_t)b * s.Hv + h) * s.dk * s.dv + c;
-    DeltaPlace_ at = delta_place_(s, b, h, 0);
-    at.t0 = 1; // no start of a document
-    at.count = 1;
-    const DeltaGates_ gates = delta_gates_(pass, at, 0);
-    for (int is_key = 0; is_key < 2; is_key++) {
-        const X* from = row + (size_t)(is_key * s.Hk + delta_key_head_(s, h)) * s.dk;
-        float square = 0.0f;
-        for (int i = x; i < s.dk; i += 32) {
-            square += to_float(from[i]) * to_float(from[i]);
-        }
-        const float r = rsqrtf(warp_sum(square) + DELTA_RULE_EPS) * (is_key ? 1.0f : rsqrtf((float)s.dk));
-        for (int i = x + 32 * y; i < s.dk; i += 32 * DELTA_STEP_ROWS) {
-            (is_key ? k : q)[i] = r * to_float(from[i]);
-        }
-    }
-    __syncthreads();
-    float known = 0.0f, out = 0.0f;
-    for (int i = y; i < s.dk && c < s.dv; i += DELTA_STEP_ROWS) {
-        known += k[i] * state[(size_t)i * s.dv];
-    }
-    sum[y][x] = known;
-    __syncthreads();
-    known = 0.0f;
-    for (int i = 0; i < DELTA_STEP_ROWS; i++) {
-        known += sum[i][x];
-    }
-    __syncthreads();
-    const float v = c < s.dv ? to_float(row[2 * s.Hk * s.dk + h * s.dv + c]) : 0.0f,
-                u = gates.beta * (v - gates.f * known);
-    for (int i = y; i < s.dk && c < s.dv; i += DELTA_STEP_ROWS) {
-        float& to = state[(size_t)i * s.dv];
-        to = gates.f * to + k[i] * u;
-        out += q[i] * to;
-    }
-    sum[y][x] = out;
-    __syncthreads();
-    if (y == 0 && c < s.dv) {
-        out = 0.0f;
-        for (int i = 0; i < DELTA_STEP_ROWS; i++) {
-            out += sum[i][x];
-        }
-        pass.out[((size_t)b * s.Hv + h) * s.dv + c] = from_float<X>(out);
-    }
-}
-
 // ---- launchers ----
 
 // Runs the statement with KT = 1, 2 or 4, the 64 rows of a state.
@@ -817,32 +753,62 @@ template <class X> static inline void delta_check_gpu_(DeltaSizes s, const Gpu* 
           s.dk, dtype_name(DTYPE_OF(X)), needed, gpu->shared_bytes);
 }
 
+static inline dim3 delta_chunk_grid_(DeltaSizes s) {
+    return dim3((unsigned)delta_chunks(s), (unsigned)s.Hv, (unsigned)s.B);
+}
+static inline dim3 delta_column_grid_(DeltaSizes s) {
+    return dim3((unsigned)ceil_div(s.dv, (int)DELTA_C), (unsigned)s.Hv, s.T > 0 ? (unsigned)s.B : 0);
+}
+
 // Launches the kernels that go from the inputs to U and S, or to out.
 template <class X, bool KEEPS>
 static inline void delta_launch_forward_(const DeltaPassGpu<X>* pass, const DeltaScratchGpu<X>* scratch,
                                          const Gpu* gpu) {
     const DeltaSizes s = pass->sizes;
-    const dim3 chunks((unsigned)delta_chunks(s), (unsigned)s.Hv, (unsigned)s.B),
-        columns((unsigned)ceil_div(s.dv, (int)DELTA_C), (unsigned)s.Hv, s.T > 0 ? (unsigned)s.B : 0);
+    const dim3 chunks = delta_chunk_grid_(s), columns = delta_column_grid_(s);
     delta_check_gpu_<X>(s, gpu);
-    assert((size_t)s.B * s.T <= scratch->tokens);
+    assert(s.B * delta_chunks(s) <= scratch->chunks);
     launch(delta_chunk_kernel<X>, chunks, DELTA_THREADS, delta_chunk_bytes_<X>(s), gpu, *pass, *scratch);
     DELTA_DISPATCH_(s.dk, launch(delta_forward_kernel<X, KT, KEEPS>, columns, DELTA_THREADS,
                                  delta_columns_bytes_<X>(s), gpu, *pass, *scratch));
 }
 
+// Returns the number of sequences that scratch has memory for.
+template <class X> static inline int delta_at_once_(DeltaSizes s, const DeltaScratchGpu<X>* scratch) {
+    const int most = scratch->chunks / (s.T > 0 ? delta_chunks(s) : 1);
+    return most > 0 ? most : 1;
+}
+
+// Returns the pass over up to `count` sequences from `first` on.
 template <class X>
-static inline void delta_rule_forward(const DeltaPassGpu<X>* pass, DeltaScratchGpu<X>* scratch,
-                                      const Gpu* gpu) {
-    delta_launch_forward_<X, false>(pass, scratch, gpu);
+static inline DeltaPassGpu<X> delta_sequences_(DeltaPassGpu<X> pass, int first, int count) {
+    const DeltaSizes s = pass.sizes;
+    const size_t tokens = (size_t)first * s.T;
+    pass.sizes.B = count < s.B - first ? count : s.B - first;
+    pass.starts = pass.starts ? pass.starts + tokens : NULL;
+    pass.qkv += tokens * delta_rule_columns(s);
+    pass.ba += tokens * 2 * s.Hv;
+    pass.out += tokens * delta_rule_out_columns(s);
+    pass.state = pass.state ? pass.state + first * delta_rule_state_size(s) : NULL;
+    return pass;
 }
 
 template <class X>
-static inline void delta_rule_backward(const DeltaGradientsGpu<X>* d, const DeltaPassGpu<X>* pass,
-                                       DeltaScratchGpu<X>* scratch, const Gpu* gpu) {
+static inline void delta_rule_forward(const DeltaPassGpu<X>* pass, DeltaScratchGpu<X>* scratch,
+                                      const Gpu* gpu) {
+    const int at_once = delta_at_once_(pass->sizes, scratch);
+    for (int first = 0; first < pass->sizes.B; first += at_once) {
+        const DeltaPassGpu<X> part = delta_sequences_(*pass, first, at_once);
+        delta_launch_forward_<X, false>(&part, scratch, gpu);
+    }
+}
+
+// The backward pass over sequences that scratch has memory for.
+template <class X>
+static inline void delta_launch_backward_(const DeltaGradientsGpu<X>* d, const DeltaPassGpu<X>* pass,
+                                          DeltaScratchGpu<X>* scratch, const Gpu* gpu) {
     const DeltaSizes s = pass->sizes;
-    const dim3 chunks((unsigned)delta_chunks(s), (unsigned)s.Hv, (unsigned)s.B),
-        columns((unsigned)ceil_div(s.dv, (int)DELTA_C), (unsigned)s.Hv, s.T > 0 ? (unsigned)s.B : 0);
+    const dim3 chunks = delta_chunk_grid_(s), columns = delta_column_grid_(s);
     const Gradient to[] = {d->dA_log, d->ddt_bias};
     assert(scratch->trains);
     delta_launch_forward_<X, true>(pass, scratch, gpu);
@@ -856,11 +822,21 @@ static inline void delta_rule_backward(const DeltaGradientsGpu<X>* d, const Delt
                           d->mode, gpu);
 }
 
-template <class X> static inline void delta_rule_step(const DeltaPassGpu<X>* pass, const Gpu* gpu) {
+template <class X>
+static inline void delta_rule_backward(const DeltaGradientsGpu<X>* d, const DeltaPassGpu<X>* pass,
+                                       DeltaScratchGpu<X>* scratch, const Gpu* gpu) {
     const DeltaSizes s = pass->sizes;
-    assert(s.T == 1 && s.Hv % s.Hk == 0);
-    launch(delta_step_kernel<X>, dim3((unsigned)ceil_div(s.dv, 32), (unsigned)s.Hv, (unsigned)s.B),
-           dim3(32, DELTA_STEP_ROWS), 0, gpu, *pass);
+    const int at_once = delta_at_once_(s, scratch);
+    for (int first = 0; first == 0 || first < s.B; first += at_once) { // sets gradients without any, too
+        const size_t tokens = (size_t)first * s.T;
+        const DeltaPassGpu<X> part = delta_sequences_(*pass, first, at_once);
+        DeltaGradientsGpu<X> dpart = *d;
+        dpart.dout += tokens * delta_rule_out_columns(s);
+        dpart.dqkv += tokens * delta_rule_columns(s);
+        dpart.dba += tokens * 2 * s.Hv;
+        dpart.mode = first == 0 ? d->mode : GRADIENT_ADD;
+        delta_launch_backward_(&dpart, &part, scratch, gpu);
+    }
 }
 
 #endif

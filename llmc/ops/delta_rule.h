@@ -23,8 +23,8 @@ It is 0 before the first token of a document.
     state             (B, Hv, dk, dv)   fp32
 
 delta_rule_forward sets out, and `state` after the last token of each sequence unless it is NULL.
-delta_rule_backward sets dqkv and dba, and sets or adds to dA_log and ddt_bias according to `mode`;
-it computes the states again from the inputs. dk and dv are multiples of 8, up to
+delta_rule_backward sets dqkv and dba, and sets or adds to dA_log and ddt_bias, unless they are
+NULL, according to `mode`; it computes the states again from the inputs. dk and dv are multiples of 8, up to
 DELTA_RULE_WIDEST. delta_rule_step, with T = 1, reads one more token of each sequence, and updates
 `state`.
 
@@ -120,8 +120,9 @@ typedef struct {
     DeltaSizes sizes;
 } DeltaScratch;
 
-// Allocates scratch for passes of up to these sizes, for as many threads as the next parallel
-// region would have. T = 0: for no backward pass.
+// Allocates scratch for passes of up to T tokens in a sequence, for as many threads as the next
+// parallel region would have; a backward pass goes over B sequences at a time. T = 0: for no
+// backward pass.
 void delta_rule_open(DeltaScratch* scratch, Memory* memory, DeltaSizes sizes);
 
 void delta_rule_forward_cpu(const DeltaPass* pass, DeltaScratch* scratch);
@@ -791,28 +792,43 @@ static void delta_head_backward_(float sums[2], const DeltaHead_* head, Gradient
     sums[0] = (float)total[0], sums[1] = (float)total[1];
 }
 
-void delta_rule_backward_cpu(const DeltaGradients* d, const DeltaPass* pass, DeltaScratch* scratch) {
+// Sets the gradients of `count` sequences from `first` on; those of A_log and ddt_bias as `mode`
+// says.
+static void delta_sequences_backward_(const DeltaGradients* d, const DeltaPass* pass, DeltaScratch* scratch,
+                                      int first, int count, GradientMode mode) {
     const DeltaSizes s = pass->sizes;
     const int group = s.Hv / s.Hk;
-    delta_check_(pass);
-    assert(s.T <= scratch->sizes.T && s.B <= scratch->sizes.B);
 #pragma omp parallel for schedule(dynamic)
-    for (int i = 0; i < s.B * s.Hk; i++) {
+    for (int i = 0; i < count * s.Hk; i++) {
         for (int j = 0; j < group; j++) {
             const int b = i / s.Hk, h = i % s.Hk * group + j;
-            const DeltaHead_ head = delta_head_(pass, d, b, h, &scratch->of_thread[thread_index()]);
+            const DeltaHead_ head = delta_head_(pass, d, first + b, h, &scratch->of_thread[thread_index()]);
             delta_head_backward_(scratch->sums + 2 * (b * s.Hv + h), &head,
                                  j == 0 ? GRADIENT_SET : GRADIENT_ADD);
         }
     }
     for (int h = 0; h < s.Hv; h++) {
         float sums[2] = {0, 0};
-        for (int b = 0; b < s.B; b++) {
+        for (int b = 0; b < count; b++) {
             sums[0] += scratch->sums[2 * (b * s.Hv + h)];
             sums[1] += scratch->sums[2 * (b * s.Hv + h) + 1];
         }
-        d->dA_log[h] = (d->mode == GRADIENT_ADD ? d->dA_log[h] : 0.0f) + sums[0];
-        d->ddt_bias[h] = (d->mode == GRADIENT_ADD ? d->ddt_bias[h] : 0.0f) + sums[1];
+        if (d->dA_log) {
+            d->dA_log[h] = (mode == GRADIENT_ADD ? d->dA_log[h] : 0.0f) + sums[0];
+        }
+        if (d->ddt_bias) {
+            d->ddt_bias[h] = (mode == GRADIENT_ADD ? d->ddt_bias[h] : 0.0f) + sums[1];
+        }
+    }
+}
+
+void delta_rule_backward_cpu(const DeltaGradients* d, const DeltaPass* pass, DeltaScratch* scratch) {
+    const int B = pass->sizes.B, most = scratch->sizes.B;
+    delta_check_(pass);
+    assert(pass->sizes.T <= scratch->sizes.T);
+    for (int first = 0; first == 0 || first < B; first += most) {
+        delta_sequences_backward_(d, pass, scratch, first, int_min(most, B - first),
+                                  first == 0 ? d->mode : GRADIENT_ADD);
     }
 }
 

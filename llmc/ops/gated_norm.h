@@ -10,7 +10,8 @@ the CPU version.
     weight            (C)      C <= GATED_NORM_WIDEST
 
 gated_norm_forward sets out and rstd. gated_norm_backward sets dinp and dgate, and sets or adds to
-dweight according to `mode`; dinp may be dout. With s = sigmoid(gate) and g = dout weight gate s:
+dweight, unless it is NULL, according to `mode`; dinp may be dout. With s = sigmoid(gate) and g =
+dout weight gate s:
 
     dgate = dout weight norm s (1 + gate (1 - s))
     dinp  = rstd (g - norm sum_c(g norm) / C)       dweight = sum_n dout norm gate s
@@ -140,7 +141,7 @@ void gated_norm_backward_cpu(float* dinp, float* dgate, float* dweight, const fl
             gated_backward_row_(dinp, dgate, sums[i].at, dout, inp, norm, n);
         }
     }
-    for (int c = 0; c < C; c++) {
+    for (int c = 0; c < C && dweight; c++) {
         float sum = mode == GRADIENT_ADD ? dweight[c] : 0;
         for (int i = 0; i < GATED_NORM_BLOCKS_; i++) {
             sum += sums[i].at[c];

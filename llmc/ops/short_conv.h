@@ -17,8 +17,8 @@ Before the first token of a document, u is 0.
                                 NULL: the row is one document
     state             (B, W-1, C)   u of the last W-1 tokens of each sequence, the oldest first
 
-short_conv_forward sets out. short_conv_backward sets dinp, and sets or adds to dweight and dbias
-according to `mode`; it computes conv again, so that nothing is kept. Each gradient is one sum over
+short_conv_forward sets out. short_conv_backward sets dinp, and sets or adds to dweight and dbias,
+unless they are NULL, according to `mode`; it computes conv again. Each gradient is one sum over
 the tokens in the same order for any number of threads.
 
 Generation: short_conv_store sets `state` after a pass over the start of each sequence, and
@@ -282,7 +282,7 @@ static void conv_strip_finish_(float* dweight, float* dbias, const ConvStripGrad
                                const ConvStrip_* s, GradientMode mode) {
     const int W = s->conv->W, adds = mode == GRADIENT_ADD;
     for (int c = 0; c < s->cols; c++) {
-        for (int j = 0; j < W; j++) {
+        for (int j = 0; j < W && dweight; j++) {
             float* to = dweight + (size_t)(s->c0 + c) * W + j;
             *to = (adds ? *to : 0) + d->tap[j].at[c];
         }

@@ -30,6 +30,8 @@ static void check(int N, int C) {
     gated_norm_backward_cpu(same, dgate, twice, same, inp, &norm, GRADIENT_ADD);
     threads_set(3);
     EXPECT(ops_same_bits(dinp, same, n), "in place, by one thread: %d x %d", N, C);
+    gated_norm_backward_cpu(same, dgate, NULL, dout, inp, &norm, GRADIENT_SET); // frozen
+    EXPECT(ops_same_bits(dinp, same, n), "without dweight: %d x %d", N, C);
     for (int c = 0; c < C; c++) {
         EXPECT_NEAR(twice[c], 2 * dweight[c], limit * FLT_EPSILON * (1 + fabsf(dweight[c])),
                     "added, column %d", c);

@@ -77,6 +77,8 @@ static void check(Case c) {
     short_conv_backward_cpu(dinp_again, dweight, c.has_bias ? dbias : NULL, dout, inp, &conv, GRADIENT_ADD);
     threads_set(3);
     EXPECT(ops_same_bits(dinp, dinp_again, inp_size(&c)), "dinp of %s, one thread", what);
+    short_conv_backward_cpu(dinp_again, NULL, NULL, dout, inp, &conv, GRADIENT_SET); // frozen
+    EXPECT(ops_same_bits(dinp, dinp_again, inp_size(&c)), "dinp of %s, without gradients of taps", what);
     for (size_t i = 0; i < taps; i++) {
         EXPECT(dweight[i] == 2 * before[i], "dweight %zu of %s is not added", i, what);
     }
