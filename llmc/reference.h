@@ -634,6 +634,7 @@ typedef struct {
     Real factor, balance, z_loss;
     const Real* bias;
     const int *starts, *lengths;
+    size_t groups, groups_used; // SIGMOID: of consecutive experts; 0: one group
 } RefRouter;
 
 // Sets p (E), the softmax of l; returns lse.
@@ -663,6 +664,28 @@ static inline void ref_router_distribution_(Real* q, const Real* l, const RefRou
     }
 }
 
+// Lowers the scores of experts in groups that a token does not use: those beyond the groups_used with
+// the largest sums of their two largest scores.
+static inline void ref_router_choose_groups_(Real* score, const RefRouter* r) {
+    const size_t count = r->groups > 1 ? r->E / r->groups : 0;
+    Real sums[ROUTER_MAX_EXPERTS];
+    for (size_t g = 0; g < r->groups && count > 0; g++) {
+        sums[g] = -INFINITY;
+        for (size_t e = g * count; e < (g + 1) * count; e++) {
+            for (size_t other = g * count; other < e; other++) {
+                sums[g] = fmax(sums[g], score[e] + score[other]);
+            }
+        }
+    }
+    for (size_t e = 0; e < r->E && count > 0; e++) {
+        size_t better = 0;
+        for (size_t g = 0; g < r->groups; g++) {
+            better += sums[g] > sums[e / count] || (sums[g] == sums[e / count] && g < e / count);
+        }
+        score[e] = better < r->groups_used ? score[e] : -INFINITY;
+    }
+}
+
 // Sets w (E) to 1 for the experts that a token takes, to 0 for the others.
 static inline void ref_router_choose_(Real* w, const Real* l, const RefRouter* r) {
     Real score[ROUTER_MAX_EXPERTS];
@@ -670,6 +693,7 @@ static inline void ref_router_choose_(Real* w, const Real* l, const RefRouter* r
         score[e] = r->kind == ROUTER_SIGMOID ? ref_sigmoid_(l[e]) + (r->bias ? r->bias[e] : 0) : l[e];
         w[e] = 0;
     }
+    ref_router_choose_groups_(score, r);
     for (size_t k = 0; k < r->used; k++) {
         size_t best = 0;
         for (size_t e = 1; e < r->E; e++) {

@@ -216,7 +216,9 @@ static inline RefRouter ref_router_of_(const RefModel* m, const RefParameters* p
                        .z_loss = m->router_z,
                        .bias = p->routerb,
                        .starts = starts,
-                       .lengths = m->lengths};
+                       .lengths = m->lengths,
+                       .groups = (size_t)m->cfg.expert_groups,
+                       .groups_used = (size_t)m->cfg.expert_groups_used};
 }
 
 // Returns the number of tokens of a batch, without padding.

@@ -193,8 +193,8 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_GLM, "attention_bias", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "use_qk_norm", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "first_k_dense_replace", HF_SIZE_, HF_MEMBER_(cfg.dense_layers)},
-    {FAMILY_GLM, "n_group", HF_UNUSED_, 0},
-    {FAMILY_GLM, "topk_group", HF_UNUSED_, 0},
+    {FAMILY_GLM, "n_group", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.expert_groups)},
+    {FAMILY_GLM, "topk_group", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.expert_groups_used)},
     {FAMILY_EXPERTS, "scoring_func", HF_SCORING_, 0},
     {FAMILY_EXPERTS, "decoder_sparse_step", HF_UNUSED_, 0},
     {FAMILY_EXPERTS, "mlp_only_layers", HF_NONE_, 0},
@@ -456,6 +456,11 @@ static int hf_config_experts_(HfConfig_* config, const char* path, char* error) 
     }
     if (cfg->arch != ARCH_GLM4MOE) {
         return 1;
+    }
+    if (cfg->expert_groups <= 1) {
+        cfg->expert_groups = cfg->expert_groups_used = 0;
+    } else if (cfg->expert_groups_used == 0) {
+        cfg->expert_groups_used = 1; // the class's default
     }
     if (config->shared_experts < 1 || config->shared_experts > ROUTER_MAX_EXPERTS) {
         return error_set(error, path, "n_shared_experts is %d, wanted 1 to %d", config->shared_experts,

@@ -90,8 +90,8 @@ const HfFamily hf_families[ARCH_COUNT] = {
     [ARCH_OLMOE] =    {"olmoe",     "OlmoeForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   64,  8, 0, "intermediate_size", "num_experts",
         "  \"norm_topk_prob\": false,\n  \"clip_qkv\": null,\n", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
     [ARCH_GLM4MOE] =  {"glm4_moe",  "Glm4MoeForCausalLM",  {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  0, 0,   128, 8, 1, "moe_intermediate_size", "n_routed_experts",
-        "  \"attention_bias\": true,\n  \"use_qk_norm\": true,\n  \"norm_topk_prob\": true,\n  \"n_group\": 1,\n"
-        "  \"topk_group\": 1,\n  \"num_nextn_predict_layers\": 0,\n", ORDER_HALVES, 0.5f, 0, 0, 0, 0, 0, 0, 0},
+        "  \"attention_bias\": true,\n  \"use_qk_norm\": true,\n  \"norm_topk_prob\": true,\n"
+        "  \"num_nextn_predict_layers\": 0,\n", ORDER_HALVES, 0.5f, 0, 0, 0, 0, 0, 0, 0},
     [ARCH_OLMO2] =    {"olmo2",     "Olmo2ForCausalLM",    {"silu", "swish"}, 1e-5f, 0,  0,   0,    0,  0, 0,   0,   0, 0, "intermediate_size", NULL, "", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0},
     [ARCH_GEMMA2] =   {"gemma2",    "Gemma2ForCausalLM",   {"gelu_pytorch_tanh"}, 1e-6f, 4, 256, 4096, 30, 1, 0, 0,  0, 0, "intermediate_size", NULL,
         "  \"hidden_activation\": \"gelu_pytorch_tanh\",\n", ORDER_HALVES, 0, 0, 0, 0, 2, 0, 256, 50},

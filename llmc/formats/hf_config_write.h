@@ -311,9 +311,10 @@ static void hf_write_experts_(FILE* file, ModelConfig cfg) {
     if (cfg.arch == ARCH_GLM4MOE) {
         fprintf(file,
                 "  \"n_shared_experts\": %d,\n  \"routed_scaling_factor\": %s,\n"
-                "  \"first_k_dense_replace\": %d,\n",
+                "  \"first_k_dense_replace\": %d,\n  \"n_group\": %d,\n  \"topk_group\": %d,\n",
                 cfg.Fs / model_expert_hidden(cfg), hf_number_(model_router_factor(cfg)).text,
-                cfg.dense_layers);
+                cfg.dense_layers, cfg.expert_groups > 0 ? cfg.expert_groups : 1,
+                cfg.expert_groups > 0 ? cfg.expert_groups_used : 1);
     }
 }
 

@@ -85,6 +85,8 @@ static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_gr
                            pass->T,
                            has_experts ? cfg.E : 0,
                            cfg.E_used,
+                           cfg.expert_groups,
+                           cfg.expert_groups_used,
                            model_router_factor(cfg),
                            NULL,
                            a->router_logits,

@@ -88,6 +88,8 @@ static inline Mlp mlp_of(const LayerPass* layer, Group* expert_group) {
                            .T = pass->T,
                            .E = has_experts ? cfg.E : 0,
                            .used = cfg.E_used,
+                           .groups = cfg.expert_groups,
+                           .groups_used = cfg.expert_groups_used,
                            .factor = model_router_factor(cfg),
                            .bias = p->routerb,
                            .logits = a->router_logits,

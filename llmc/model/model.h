@@ -163,6 +163,7 @@ typedef struct {
     int has_head;                             // the classifier has a matrix of its own, not wte
     int E, E_used;                            // experts, and how many process a token; 0: none
     int dense_layers;                         // the first ones, which have an MLP and no experts
+    int expert_groups, expert_groups_used;    // in which a token chooses them (router.h); 0: one group
     int Fe, Fs;                               // hidden units of an expert, 0: F; of the shared one
     float router_factor;                      // of the experts' weights, ROUTER_SIGMOID; 0: 1
     int window;                               // keys that a query sees in layers with a window
@@ -861,6 +862,16 @@ static inline int model_check_experts_(ModelConfig cfg, const char* path, char* 
     if (cfg.Fs > 0 && model_architecture(cfg.arch)->biases == BIASES_ALL) {
         return error_set(error, path, "a shared expert of %d hidden units in a model of %s, wanted none",
                          cfg.Fs, model_architecture(cfg.arch)->word);
+    }
+    const int groups = cfg.expert_groups, groups_used = cfg.expert_groups_used;
+    if (groups && (groups < 2 || groups > ROUTER_MAX_GROUPS || cfg.E % groups || cfg.E < 2 * groups ||
+                   groups_used < 1 || groups_used > groups || cfg.E / groups * groups_used < cfg.E_used ||
+                   model_architecture(cfg.arch)->router != ROUTER_SIGMOID)) {
+        return error_set(
+            error, path,
+            "%d of %d groups of the %d experts of %s, wanted groups of two or more that have the %d "
+            "experts of a token",
+            groups_used, groups, cfg.E, model_architecture(cfg.arch)->word, cfg.E_used);
     }
     if (cfg.Fs < 0 || cfg.Fs > 1 << 20 || cfg.Fe < 0 || cfg.Fe > 1 << 20) {
         return error_set(error, path, "an expert of %d hidden units, a shared one of %d, wanted 0 to %d",

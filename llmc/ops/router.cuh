@@ -94,9 +94,41 @@ __device__ inline float router_score_(const Router& r, const X* bias, const floa
 
 // ---- forward ----
 
+// Returns the best expert first ... first + count - 1 but `but`, to every lane.
+template <class X>
+__device__ inline RouterBest_ router_best_of_(const Router& r, const X* bias, const float* l, int first,
+                                              int count, int but) {
+    RouterBest_ best = {-INFINITY, r.E};
+    for (int e = first + (int)threadIdx.x % 32; e < first + count; e += 32) {
+        if (e != but) {
+            best = router_better_(best, {router_score_(r, bias, l, e), e}, r.E);
+        }
+    }
+    return router_best_(best, r.E);
+}
+
+// Returns the groups that a token uses: bit g. Lane g has the sum of group g.
+template <class X>
+__device__ inline unsigned router_choose_groups_(const Router& r, const X* bias, const float* l) {
+    const int count = r.E / r.groups, lane = (int)threadIdx.x % 32;
+    float own = -INFINITY;
+    for (int g = 0; g < r.groups; g++) {
+        const RouterBest_ first = router_best_of_(r, bias, l, g * count, count, -1),
+                          second = router_best_of_(r, bias, l, g * count, count, first.e);
+        own = lane == g ? first.score + second.score : own;
+    }
+    unsigned chosen = 0;
+    for (int k = 0; k < r.groups_used; k++) {
+        const int is_left = lane < r.groups && !(chosen >> lane & 1);
+        const RouterBest_ best = router_best_({own, is_left ? lane : r.groups}, r.groups);
+        chosen |= 1u << best.e;
+    }
+    return chosen;
+}
+
 // A warp chooses the experts of a token, the best one first.
 // grid   ceil(N / 8)      block   256 = 8 tokens      shared   none
-// moves  N*E fp32 in, `used` times from L1; N*used out. Bound by memory.
+// moves  N*E fp32 in, `used` times from L1, with groups twice more; N*used out. Bound by memory.
 // order  fixed
 // needs  E <= 1024: a lane has a bit for each of its experts
 template <class X>
@@ -108,10 +140,12 @@ __global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS)
     if (n >= r.B * r.T) {
         return; // the whole warp
     }
+    const int count = r.groups > 1 ? r.E / r.groups : r.E;
+    const unsigned groups = r.groups > 1 ? router_choose_groups_(r, bias, l) : 1;
     for (int k = 0; k < r.used; k++) {
         RouterBest_ best = {-INFINITY, r.E};
         for (int e = lane; e < r.E; e += 32) {
-            if (!(taken >> e / 32 & 1)) {
+            if (!(taken >> e / 32 & 1) && groups >> e / count & 1) {
                 best = router_better_(best, {router_score_(r, bias, l, e), e}, r.E);
             }
         }
@@ -417,7 +451,7 @@ __global__ void __launch_bounds__(ROUTER_BLOCK)
 
 template <class X> static inline void router_forward(const Router* r, const X* bias, const Gpu* gpu) {
     const unsigned blocks = (unsigned)ceil_div(r->B * r->T, (int)ROUTER_WARPS);
-    assert(r->E <= ROUTER_MAX_EXPERTS && r->used <= ROUTER_MAX_USED);
+    assert(r->E <= ROUTER_MAX_EXPERTS && r->used <= ROUTER_MAX_USED && r->groups <= ROUTER_MAX_GROUPS);
     launch(router_choose_kernel<X>, blocks, ROUTER_THREADS, 0, gpu, *r, bias);
     launch(router_first_kernel, 1, ROUTER_BLOCK, 0, gpu, *r);
     launch(router_place_kernel, (unsigned)r->E, ROUTER_BLOCK, 0, gpu, *r);

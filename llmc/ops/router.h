@@ -8,7 +8,9 @@ version.
     ROUTER_SOFTMAX   the `used` largest l; w = p, not divided again
     ROUTER_SIGMOID   the `used` largest s + bias; w = factor s / S, with S the sum of s over these
 
-Of equal scores the lower expert comes first, so the choice is the same on every platform.
+Of equal scores the lower expert comes first, so the choice is the same on every platform. With
+`groups` of consecutive experts, a token takes experts of only `groups_used` groups: those in which
+the two largest s + bias have the largest sum; of equal sums the lower group's.
 
 The rows of the experts' matrices are sorted by expert, and by token within an expert. Each expert's
 rows are filled up to a multiple of ROUTER_TILE; such padding has the place -1 and the scale 0.
@@ -53,7 +55,7 @@ extern "C" {
 
 typedef enum { ROUTER_NONE, ROUTER_CHOSEN, ROUTER_SOFTMAX, ROUTER_SIGMOID } RouterKind;
 
-enum { ROUTER_TILE = 32, ROUTER_MAX_USED = 16, ROUTER_MAX_EXPERTS = 1024 };
+enum { ROUTER_TILE = 32, ROUTER_MAX_USED = 16, ROUTER_MAX_EXPERTS = 1024, ROUTER_MAX_GROUPS = 32 };
 
 // keeps w finite if all s are 0
 #define ROUTER_TINY 1e-20f
@@ -68,9 +70,10 @@ static inline size_t router_rows(size_t N, int E, int used) {
 typedef struct {
     RouterKind kind;
     int B, T, E, used;
-    float factor;      // ROUTER_SIGMOID
-    const float* bias; // (E), ROUTER_SIGMOID; or NULL
-    float* logits;     // (N, E)
+    int groups, groups_used; // ROUTER_SIGMOID; groups divide E evenly; 0 or 1: all are one group
+    float factor;            // ROUTER_SIGMOID
+    const float* bias;       // (E), ROUTER_SIGMOID; or NULL
+    float* logits;           // (N, E)
     int *chosen, *rows, *order, *first;
     float* scale;
     Counted counted; // which of its tokens are no padding
@@ -191,6 +194,33 @@ static float router_score_(const Router* r, const float* l, int e) {
     return r->kind == ROUTER_SIGMOID ? router_sigmoid_(l[e]) + (r->bias ? r->bias[e] : 0.0f) : l[e];
 }
 
+// Returns the sum of the two largest of the `count` scores of a group.
+static float router_group_score_(const float* score, int count) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = 0; e < count; e++) {
+        second = score[e] > first ? first : score[e] > second ? score[e] : second;
+        first = score[e] > first ? score[e] : first;
+    }
+    return first + second;
+}
+
+// Marks the experts of groups that a token does not use as taken.
+static void router_choose_groups_(const Router* r, const float* score, unsigned char* is_taken) {
+    const int count = r->groups > 1 ? r->E / r->groups : 0;
+    float sums[ROUTER_MAX_GROUPS];
+    for (int g = 0; g < r->groups && count > 0; g++) {
+        sums[g] = router_group_score_(score + g * count, count);
+        memset(is_taken + g * count, 1, (size_t)count);
+    }
+    for (int k = 0; k < r->groups_used && count > 0; k++) {
+        int best = -1;
+        for (int g = 0; g < r->groups; g++) {
+            best = is_taken[g * count] && (best < 0 || sums[g] > sums[best]) ? g : best;
+        }
+        memset(is_taken + best * count, 0, (size_t)count);
+    }
+}
+
 // Chooses the experts of token n. NaN is never the larger one, but may be taken.
 static void router_choose_(const Router* r, int n) {
     const float* l = router_logits_(r, n);
@@ -200,6 +230,7 @@ static void router_choose_(const Router* r, int n) {
         score[e] = router_score_(r, l, e);
         is_taken[e] = 0;
     }
+    router_choose_groups_(r, score, is_taken);
     for (int k = 0; k < r->used; k++) {
         int best = -1;
         for (int e = 0; e < r->E; e++) {

@@ -54,6 +54,8 @@ static void check_against_reference(RouterKind kind, int B, int T, int E, int us
     float *bias = ops_normal((size_t)E, 0.5f), *logits = ops_normal(n, 1.5f), *dlogits = ops_floats(n);
     Router r = router_open(kind, B, T, E, used, logits);
     r.bias = kind == ROUTER_SIGMOID ? bias : NULL;
+    r.groups = kind == ROUTER_SIGMOID && E % 8 == 0 ? E / 8 < 4 ? 4 : E / 8 < 32 ? E / 8 : 32 : 0;
+    r.groups_used = r.groups / 2;
     if (is_padded) {
         r.counted = counted_ragged(B, T);
     }
@@ -69,7 +71,9 @@ static void check_against_reference(RouterKind kind, int B, int T, int E, int us
                            LOSSES.z_loss,
                            ops_widen(bias, (size_t)E),
                            r.counted.starts,
-                           r.counted.lengths};
+                           r.counted.lengths,
+                           (size_t)r.groups,
+                           (size_t)r.groups_used};
     double *l = ops_widen(logits, n), *weights = ops_doubles(n), *dweights = ops_doubles(n),
            *dl = ops_doubles(n);
     float *dscale = ops_normal(rows_at_most(&r), 1), *got = ops_floats(n);

@@ -39,6 +39,11 @@ static void round_to_steps(float* x, size_t n, float step) {
     }
 }
 
+// Returns the groups of experts in which a token chooses them.
+static int groups_of(const Case* c) {
+    return c->kind != ROUTER_SIGMOID || c->E % 8 ? 0 : c->E / 8 < 4 ? 4 : int_min(c->E / 8, 32);
+}
+
 static Router on_cpu(const Case* c, float* logits, const float* bias) {
     const size_t M = most_rows(c);
     return {c->kind,
@@ -46,6 +51,8 @@ static Router on_cpu(const Case* c, float* logits, const float* bias) {
             c->T,
             c->E,
             c->used,
+            groups_of(c),
+            groups_of(c) / 2,
             1.5f,
             c->kind == ROUTER_SIGMOID ? bias : NULL,
             logits,
