@@ -38,6 +38,9 @@ q = s / sum of s,
 
 A padding token also takes experts, but its dlogits are 0 and statistics leave it out.
 
+The bias has no gradient. It can balance experts without a loss: after each update
+bias += rate sign(mean load - load), with the load of an expert the tokens of the update that take it.
+
 Softmax over the chosen, and dropless experts: Jiang et al., "Mixtral of experts", 2024; balance:
 Fedus et al., "Switch transformers", 2021; z-loss: Zoph et al., "ST-MoE", 2022; sigmoid:
 DeepSeek-AI, "DeepSeek-V3", 2024.
@@ -128,6 +131,18 @@ static inline RouterSummary router_summary(const double* statistics, int L, int 
     }
     sum.entropy = all > 0 ? sum.entropy / all : 0;
     return sum;
+}
+
+// Moves the bias (E) after an update in which `taken` (E) tokens took each expert, whole numbers.
+static inline void router_move_bias(float* bias, const double* taken, int E, float rate) {
+    double all = 0;
+    for (int e = 0; e < E; e++) {
+        all += taken[e];
+    }
+    for (int e = 0; e < E; e++) {
+        const double load = taken[e] * E;
+        bias[e] += load < all ? rate : load > all ? -rate : 0;
+    }
 }
 
 // Adds the statistics of a pass; bitwise independent of the thread count.

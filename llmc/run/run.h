@@ -207,6 +207,10 @@ const RunTurn* run_turn(Run* run, InBackward* hook);
 // outliers. Sets *update. Returns true if the update should be made.
 int run_accepts(Run* run, Update* update);
 
+// Returns the sums of the statistics of all routers, layer after layer, of the update that run_accepts
+// judged; NULL if it was not made, or the biases of routers stay.
+const double* run_moves_biases(const Run* run);
+
 // Counts the step, and logs it.
 void run_end_step(Run* run);
 
@@ -654,6 +658,11 @@ int run_accepts(Run* run, Update* update) {
     comm_progress(&run->comm, COMM_UPDATE, run->state.step, "the update, a validation or samples");
     *update = run->verdict.update;
     return run->verdict.is_made && !o->memory.update_in_backward;
+}
+
+const double* run_moves_biases(const Run* run) {
+    const int moves = run->verdict.is_made && run->settled->options.optimizer.router_bias_rate > 0;
+    return moves ? rank_report_statistics(run->reports) : NULL;
 }
 
 // Logs how the tokens of the step went to experts, and the losses of its sources.

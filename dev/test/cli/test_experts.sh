@@ -62,6 +62,30 @@ test_elastic() {
     check "--zero 0, then 2" [ -f one/step_00000004/model.safetensors ]
 }
 
+# The biases of routers balance experts without a loss; any number of processes and rows of a micro-batch
+# moves them alike, and so does a run that continues.
+test_biases() {
+    local run=(--arch glm4moe --layers 3 --dense-layers 1 --heads 4 --channels 64 --hidden 96 --expert-hidden 64 --shared-hidden 64 --experts 8
+        --seq-len 64 --total-batch 512 --steps 40 --save-every 20 --eval-every 0 --samples 0 --router-balance 0 --router-z 0 --matmul fp32
+        --grad-clip 0 --zero 2)
+    trains 1 still "${run[@]}" --batch 8
+    trains 1 moved "${run[@]}" --batch 8 --router-bias-rate 0.01
+    check "a hot expert cools: $(values train expert_load still/log.jsonl | tail -n 1), then $(values train expert_load moved/log.jsonl | tail -n 1)" \
+        awk -v a="$(values train expert_load still/log.jsonl | tail -n 1)" -v b="$(values train expert_load moved/log.jsonl | tail -n 1)" \
+        'BEGIN { exit !(b > 0 && b < 0.8 * a) }'
+    trains 2 ranks "${run[@]}" --batch 2 --router-bias-rate 0.01
+    trains 1 rows "${run[@]}" --batch 2 --router-bias-rate 0.01
+    same_weights "1 and 2 processes that move biases" rows ranks
+    trains 2 experts "${run[@]}" --batch 2 --expert-parallel 2 --router-bias-rate 0.01
+    same_weights "2 processes that share experts" rows experts
+    trains 2 stages "${run[@]}" --batch 2 --pipeline-parallel 2 --router-bias-rate 0.01
+    same_weights "2 stages" rows stages
+    trains 1 more --resume rows/step_00000020
+    same_weights "continued" rows more
+    trains 1 frozen "${run[@]}" --batch 8 --router-bias-rate 0.01 --freeze router
+    bad 2 "--router-bias-rate" --plan --arch mixtral --layers 2 --heads 4 --channels 64 --router-bias-rate 0.01
+}
+
 test_tasks() {
     local models=$root/dev/ref/fixtures/models
     local tasks=(--steps 0 --model "$models/mixtral" --batch 4 --perplexity "$models/tokens.bin")
@@ -237,6 +261,8 @@ divided 0 --arch olmoe --experts-used 1 --channels 128 --hidden 128 --optimizer 
 divided 2 --arch glm4moe --channels 64 --hidden 64 --shared-hidden 128 --matmul bf16 --recompute 1
 biased --zero 2 --matmul bf16
 biased --zero 1 --matmul fp32 --recompute mlp
+divided 2 --arch glm4moe --channels 64 --hidden 96 --dense-layers 1 --expert-hidden 64 --shared-hidden 64
+biases
 elastic
 sources 3 2,--expert-parallel,2 2,--pipeline-parallel,2 4,--context-parallel,2 1,--batch,9
 tasks
