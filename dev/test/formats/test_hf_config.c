@@ -458,6 +458,13 @@ TEST(refusals) {
         {{"gemma3_text", "'final_logit_softcapping':30.0"}, "final_logit_softcapping changes"},
         {{"gemma3", ""}, "no text_config"},
         {{"glm4", "'num_key_value_heads':2,'attention_bias':false"}, "attention_bias is false, wanted true"},
+        {{"gpt_oss", "'attention_bias':false"}, "attention_bias is false, wanted true"},
+        {{"gpt_oss", "'swiglu_limit':10.0"}, "swiglu_limit is 10, wanted 7"},
+        {{"gpt_oss", "'swiglu_alpha':1.5"}, "swiglu_alpha is 1.5, wanted 1.702"},
+        {{"gpt_oss", "'quantization_config':{'quant_method':'awq'}"},
+         "quant_method of quantization_config is awq, wanted mxfp4"},
+        {{"gpt_oss", "'quantization_config':{'bits':4}"}, "quantization_config is missing, wanted mxfp4"},
+        {{"gpt_oss", "'num_key_value_heads':2"}, "no rope_parameters or rope_scaling"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char words[256];
