@@ -288,7 +288,7 @@ def tensors(path):
 
 
 # llama.cpp has other layers than these fixtures, and the exporter says so; `families` has such models in its form.
-REFUSED = {"exaone4", "gemma2", "gemma3", "glm4moe_groups", "gptoss", "gptoss_mxfp4", "longrope_near", "nanochat", "olmo3", "olmoe", "smollm3", "yarn_exact"}
+REFUSED = {"exaone4", "gemma2", "gemma3", "glm4moe_groups", "gptoss", "gptoss_mxfp4", "lfm2", "longrope_near", "nanochat", "olmo3", "olmoe", "qwen35", "smollm3", "yarn_exact"}
 
 
 def check_fixtures(args, work):
@@ -428,7 +428,7 @@ FAMILIES = [
 ]
 
 
-NOT_WRITTEN = {"nanochat", "gptoss"}
+NOT_WRITTEN = {"nanochat", "gptoss", "qwen35", "lfm2"}
 # Largest relative difference of losses. llama.cpp rounds inputs of matmuls as it rounds their matrices, which may choose
 # other experts (1e-4 of a loss was seen in f16); its GELU is a table in fp16 (5e-6).
 DTYPES = {"f32": 2e-5, "f16": 1e-3, "bf16": 3e-3, "q8_0": 1e-2}
