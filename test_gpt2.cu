@@ -52,7 +52,7 @@ static ModelConfig arch_config(Arch arch, int L, int NH, int KV, int HS, int F) 
     return cfg;
 }
 
-enum { ARCHS = 21 };
+enum { ARCHS = 21, HYBRID = 19 };
 
 // Sets models that have every kind of operation: 4 queries share a key, or 2, or none; all heads
 // together wider or narrower than the channels; windows of some tokens, in some layers, or one.
@@ -118,10 +118,10 @@ static void set_archs(ModelConfig archs[ARCHS]) {
     archs[18].has_head = 1;
     archs[18].E = 4, archs[18].E_used = 2;
     archs[18].window = 5, archs[18].windows[0] = 1;
-    archs[19] = arch_config(ARCH_QWEN35, 3, 4, 2, 16, 72); // gates of attention, the delta rule
-    archs[19].mixed[0] = 3;
-    archs[19].mixer = {4, 2, 4, 16, 8};
-    archs[19].rope_dims = 8;
+    archs[HYBRID] = arch_config(ARCH_QWEN35, 3, 4, 2, 16, 72); // gates of attention, the delta rule
+    archs[HYBRID].mixed[0] = 3;
+    archs[HYBRID].mixer = {4, 2, 4, 16, 8};
+    archs[HYBRID].rope_dims = 8;
     archs[20] = arch_config(ARCH_LFM2, 3, 4, 2, 16, 72); // short convolutions
     archs[20].mixed[0] = 5;
     archs[20].mixer.taps = 3;
@@ -1232,6 +1232,14 @@ TEST(composition_fp8) {
     settings.cfg = &llama;
     test_fp8_against_cpu(settings, weights_of_llama);
     free(weights_of_llama);
+    ModelConfig archs[ARCHS], hybrid;
+    set_archs(archs);
+    hybrid = archs[HYBRID];
+    hybrid.F = 80;
+    float* weights_of_hybrid = first_weights(hybrid);
+    settings.cfg = &hybrid;
+    test_fp8_against_cpu(settings, weights_of_hybrid);
+    free(weights_of_hybrid);
     free(weights);
 }
 
