@@ -4,7 +4,7 @@
 
 Each line has a model, the number of an update, and the loss and the norm of the gradient before it. All updates are on the
 same B sequences of tokens.bin. The first line has the trainer's options for them. As in the trainer, matrices decay, with
-embeddings, routers and experts, but not norms and biases; a longer gradient is scaled to the norm of --grad-clip. --eps is
+embeddings, routers and experts, but not norms, biases and the taps of convolutions; a longer gradient is scaled to the norm of --grad-clip. --eps is
 large enough to count: with 1e-8, elements of the gradient that are all rounding would be steps of --lr.
 
 transformers and PyTorch compute in float64; norms and rotary positions of transformers stay in float32.
@@ -32,7 +32,7 @@ def updates(name, tokens):
     model = read_back(OUT / name).to(torch.float64).eval()
     model.get_input_embeddings().padding_idx = None  # else that token has no gradient
     weights = list(model.parameters())
-    decays = [x.dim() > 1 and not name.endswith("bias") for name, x in model.named_parameters()]
+    decays = [x.dim() > 1 and not name.endswith(("bias", "conv1d.weight", "conv.conv.weight")) for name, x in model.named_parameters()]
     optimizer = torch.optim.AdamW([dict(params=[x for x, yes in zip(weights, decays) if yes], weight_decay=DECAY),
                                    dict(params=[x for x, yes in zip(weights, decays) if not yes], weight_decay=0.0)],
                                   lr=LR, betas=BETAS, eps=EPS)

@@ -93,6 +93,8 @@ const GgufArch gguf_archs[ARCH_COUNT] = {
                        .full_every = 4, .windows_from_layers = 64},
     [ARCH_PHI3] =     {.name = "phi3", .order = ORDER_HALVES, .fills_channels = 1, .has_longrope = 1},
     [ARCH_GLM4] =     {.name = "glm4"},
+    [ARCH_QWEN35] =   {.name = NULL},
+    [ARCH_LFM2] =     {.name = NULL},
 };
 // clang-format on
 

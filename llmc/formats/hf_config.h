@@ -73,7 +73,15 @@ typedef struct {
     int has_windows, full_layers; // use_sliding_window, max_window_layers
     int full_every;               // every n-th layer has no window; -1: letters say which
     int num_layer_types;
-    uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types
+    uint8_t slides[MODEL_MAX_LAYERS]; // of layer_types; so are mixes
+    uint8_t mixes[MODEL_MAX_LAYERS];
+    int attention_every;               // full_attention_interval
+    uint8_t attends[LAYER_SET_BYTES];  // full_attn_idxs
+    int has_attends;                   // it was given
+    int ties;                          // tie_embedding; -1: not given
+    int block_hidden, hidden_multiple; // block_ff_dim, block_multiple_of
+    int adjusts_hidden;                // block_auto_adjust_ff_dim
+    float hidden_factor;               // block_ffn_dim_multiplier
     const char* experts_key;          // key that gave the number of experts
     int shared_experts;
     double dropout;              // largest one
@@ -102,6 +110,7 @@ typedef enum {
     HF_POSITIONS_,
     HF_PATTERN_,
     HF_LAYER_TYPES_,
+    HF_ATTENDS_,
     HF_LIMIT_, // of clamped SwiGLU; its slope
     HF_SLOPE_,
     HF_MXFP4_, // how the experts are stored: hf_model.h reads both ways
@@ -150,7 +159,7 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_MOE_HIDDEN, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.Fe)},
     {FAMILY_GRANITE4, "shared_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
     {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
-    {FAMILY_ROPE, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
+    {FAMILY_RMS_EPS, "rms_norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
     {FAMILY_ROPE, "hidden_act", HF_ACTIVATION_, 0},
     {FAMILY_GEMMA, "hidden_activation", HF_ACTIVATION_, 0},
     {FAMILY_ROPE, "rope_theta", HF_POSITIVE_, HF_MEMBER_(base)},
@@ -178,6 +187,24 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_GRANITE, "embedding_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.embedding_factor)},
     {FAMILY_GRANITE, "residual_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.residual_factor)},
     {FAMILY_GRANITE, "logits_scaling", HF_POSITIVE_, HF_MEMBER_(cfg.logits_divisor)},
+
+    // layers without attention
+    {FAMILY_QWEN35, "full_attention_interval", HF_SIZE_, HF_MEMBER_(attention_every)},
+    {FAMILY_QWEN35, "linear_conv_kernel_dim", HF_SIZE_, HF_MEMBER_(cfg.mixer.taps)},
+    {FAMILY_QWEN35, "linear_num_key_heads", HF_SIZE_, HF_MEMBER_(cfg.mixer.key_heads)},
+    {FAMILY_QWEN35, "linear_num_value_heads", HF_SIZE_, HF_MEMBER_(cfg.mixer.value_heads)},
+    {FAMILY_QWEN35, "linear_key_head_dim", HF_SIZE_, HF_MEMBER_(cfg.mixer.key_size)},
+    {FAMILY_QWEN35, "linear_value_head_dim", HF_SIZE_, HF_MEMBER_(cfg.mixer.value_size)},
+    {FAMILY_QWEN35, "attn_output_gate", HF_TRUE_, 0},
+    {FAMILY_LFM2, "norm_eps", HF_POSITIVE_, HF_MEMBER_(cfg.norm_eps)},
+    {FAMILY_LFM2, "full_attn_idxs", HF_ATTENDS_, 0},
+    {FAMILY_LFM2, "conv_L_cache", HF_SIZE_, HF_MEMBER_(cfg.mixer.taps)},
+    {FAMILY_LFM2, "conv_bias", HF_FALSE_, 0},
+    {FAMILY_LFM2, "tie_embedding", HF_BOOL_, HF_MEMBER_(ties)},
+    {FAMILY_LFM2, "block_ff_dim", HF_SIZE_, HF_MEMBER_(block_hidden)},
+    {FAMILY_LFM2, "block_multiple_of", HF_SIZE_, HF_MEMBER_(hidden_multiple)},
+    {FAMILY_LFM2, "block_ffn_dim_multiplier", HF_POSITIVE_, HF_MEMBER_(hidden_factor)},
+    {FAMILY_LFM2, "block_auto_adjust_ff_dim", HF_BOOL_, HF_MEMBER_(adjusts_hidden)},
 
     // experts; in transformers 5 the first two are the same in all of these families
     {FAMILY_EXPERTS, "num_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
@@ -475,6 +502,12 @@ static int hf_read_pattern_(JsonReader* text, const char* key, int* every) {
     return first == '"' || first == 'n' ? json_skip(text) : hf_read_counted(text, key, every);
 }
 
+// Returns the kinds of layers that a family may have, for a message.
+static const char* hf_layer_words_(const HfFamily* family, char text[64]) {
+    snprintf(text, 64, "full_attention and %s", family->mixed_type ? family->mixed_type : "sliding_attention");
+    return text;
+}
+
 // attention is the old name of full_attention.
 static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
     const char* word;
@@ -486,13 +519,17 @@ static int hf_read_layer_types_(JsonReader* text, HfConfig_* config) {
         if (!json_name(text, &word)) {
             return 0;
         }
-        const int slides = strcmp(word, "sliding_attention") == 0;
-        if (!slides && strcmp(word, "full_attention") != 0 && strcmp(word, "attention") != 0) {
-            return error_set(text->error, text->path,
-                             "layer_types has %s, wanted full_attention and sliding_attention", word);
+        const char* mixed = config->family->mixed_type;
+        const int mixes = mixed && strcmp(word, mixed) == 0,
+                  slides = !mixed && strcmp(word, "sliding_attention") == 0;
+        if (!slides && !mixes && strcmp(word, "full_attention") != 0 && strcmp(word, "attention") != 0) {
+            char known[64];
+            return error_set(text->error, text->path, "layer_types has %s, wanted %s", word,
+                             hf_layer_words_(config->family, known));
         }
         if (config->num_layer_types < MODEL_MAX_LAYERS) {
             config->slides[config->num_layer_types] = (uint8_t)slides;
+            config->mixes[config->num_layer_types] = (uint8_t)mixes;
         }
         config->num_layer_types++;
     }
@@ -551,6 +588,56 @@ static int hf_config_windows_(HfConfig_* config, const char* path, char* error) 
     return 1;
 }
 
+// ---- layers without attention ----
+
+// Reads the numbers of the layers with attention.
+static int hf_read_attends_(JsonReader* text, HfConfig_* config) {
+    size_t l;
+    if (json_peek(text) == 'n') {
+        return json_skip(text);
+    }
+    config->has_attends = 1;
+    JsonWalk walk = json_walk(text, '[');
+    while (json_step(&walk, NULL)) {
+        if (!json_natural(text, &l)) {
+            return 0;
+        }
+        if (l < MODEL_MAX_LAYERS) {
+            layer_add(config->attends, (int)l);
+        }
+    }
+    return walk.ok;
+}
+
+// Decides which layers have a mixer; hf_config_windows_ checks the length of layer_types.
+static void hf_config_mixed_(HfConfig_* config) {
+    ModelConfig* cfg = &config->cfg;
+    for (int l = 0; l < cfg->L && config->family->mixed_type; l++) {
+        const int every = config->attention_every,
+                  by_interval = cfg->arch == ARCH_QWEN35 && (l + 1) % every != 0,
+                  by_list = config->has_attends && !layer_is_in(config->attends, l);
+        if (config->num_layer_types > 0 ? config->mixes[l] : by_interval || by_list) {
+            layer_add(cfg->mixed, l);
+        }
+    }
+}
+
+// Decides the hidden units of LFM2: two thirds of a number, times a factor, up to a multiple.
+static int hf_config_hidden_(HfConfig_* config, const char* path, char* error) {
+    const int given = config->block_hidden > 0 ? config->block_hidden : config->cfg.F,
+              multiple = config->hidden_multiple;
+    if (!(FAMILY_LFM2 >> config->cfg.arch & 1)) {
+        return 1;
+    }
+    if (config->adjusts_hidden && multiple < 1) {
+        return error_set(error, path, "block_multiple_of is %d, wanted 1 or more", multiple);
+    }
+    const double part = trunc(2.0 * given / 3), all = trunc((double)config->hidden_factor * part),
+                 adjusted = config->adjusts_hidden ? ceil(all / multiple) * multiple : given;
+    config->cfg.F = adjusted < INT_MAX ? (int)adjusted : INT_MAX;
+    return 1;
+}
+
 // ---- reading ----
 
 static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* config) {
@@ -597,6 +684,8 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
         return hf_read_positions_(text, &config->never_turns);
     case HF_PATTERN_:
         return hf_read_pattern_(text, key->key, (int*)(void*)member);
+    case HF_ATTENDS_:
+        return hf_read_attends_(text, config);
     case HF_LIMIT_:
         return hf_read_constant(text, key->key, CLAMPED_LIMIT);
     case HF_SLOPE_:
@@ -708,6 +797,10 @@ static void hf_config_default_(HfConfig_* config) {
     config->shared_experts = 1;
     config->cfg.dense_layers = family->dense_layers;
     config->turned = family->turned;
+    config->cfg.mixer = family->mixer;
+    config->attention_every = 4;
+    config->ties = -1;
+    config->hidden_multiple = 256, config->hidden_factor = 1, config->adjusts_hidden = 1;
 }
 
 // Refuses a GPT-2 that its class can hold and we do not compute.
@@ -749,9 +842,10 @@ static int hf_config_parse_as_(JsonReader* text, HfConfig_* config) {
         return 0;
     }
     cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
-    cfg->has_head = !config->is_tied;
+    cfg->has_head = !(config->ties >= 0 ? config->ties : config->is_tied);
     cfg->attention_scale = config->query_scalar > 0 ? 1 / sqrtf(config->query_scalar) : cfg->attention_scale;
-    if (!hf_config_experts_(config, text->path, text->error)) {
+    if (!hf_config_experts_(config, text->path, text->error) ||
+        !hf_config_hidden_(config, text->path, text->error)) {
         return 0;
     }
     if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
@@ -767,6 +861,7 @@ static int hf_config_parse_as_(JsonReader* text, HfConfig_* config) {
         !hf_config_windows_(config, text->path, text->error)) {
         return 0;
     }
+    hf_config_mixed_(config);
     *cfg = hf_settled_config_(*cfg);
     return 1;
 }

@@ -35,6 +35,8 @@ typedef struct {
     int full_every;           // every n-th layer has no window, unless listed; 0: max_window_layers
     // scores: factor, and number whose root divides them, 0: 1 / sqrt(HS); cap, 0: none
     float attention_scale, query_scalar, attention_softcap;
+    const char* mixed_type; // of a layer with a mixer, in layer_types
+    ModelMixer mixer;       // values of missing keys of its sizes
 } HfFamily;
 
 extern const HfFamily hf_families[ARCH_COUNT];
@@ -57,6 +59,7 @@ enum {
     FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                    // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
+    FAMILY_RMS_EPS = FAMILY_ROPE & ~FAMILY_LFM2, // by that name
     FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3, // heads x head size are the channels
     FAMILY_MOE_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM,
     FAMILY_OWN_HIDDEN = FAMILY_MOE_HIDDEN | FAMILY_GRANITE4, // intermediate_size is another one
@@ -108,11 +111,17 @@ const HfFamily hf_families[ARCH_COUNT] = {
         "  \"attention_bias\": true,\n", ORDER_PAIRS, 0.5f, 0, 0, 0, 0, 0, 0, 0},
     [ARCH_GPTOSS] =   {"gpt_oss",   "GptOssForCausalLM",   {"silu", "swish"}, 1e-5f, 8,  64,  128,  0,  0, 1.5e5f, 128, 4, 0, "intermediate_size", "num_local_experts",
         "  \"attention_bias\": true,\n  \"swiglu_limit\": 7.0,\n  \"swiglu_alpha\": 1.702,\n", ORDER_HALVES, 0, 0, 0, 0, 2, 0, 0, 0},
+    [ARCH_QWEN35] =   {"qwen3_5_text", "Qwen3_5ForCausalLM", {"silu", "swish"}, 1e-6f, 4, 256, 0,   0,  0, 0,   0,   0, 0, "intermediate_size", NULL,
+        "", ORDER_HALVES, 0.25f, 0, 0, 0, 0, 0, 0, 0, "linear_attention", {4, 16, 32, 128, 128}},
+    [ARCH_LFM2] =     {"lfm2",      "Lfm2ForCausalLM",     {"silu", "swish"}, 1e-5f, 8,  0,   0,    0,  1, 1e6, 0,   0, 0, "intermediate_size", NULL,
+        "  \"conv_bias\": false,\n  \"block_auto_adjust_ff_dim\": false,\n", ORDER_HALVES, 0, 0, 0, 0, 0, 0, 0, 0, "conv", {3, 0, 0, 0, 0}},
 };
 
 const HfDefaults hf_defaults[ARCH_COUNT] = {
     [ARCH_GEMMA3] = {.wrapper = "gemma3", .V = 262208, .NH = 8, .max_T = 131072},
     [ARCH_PHI3] = {.original_context = 4096},
+    [ARCH_QWEN35] = {.wrapper = "qwen3_5", .V = 248320, .NH = 16, .max_T = 32768},
+    [ARCH_LFM2] = {.V = 65536, .NH = 32, .max_T = 128000},
 };
 // clang-format on
 

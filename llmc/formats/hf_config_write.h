@@ -259,7 +259,8 @@ static void hf_write_rope_(FILE* file, ModelConfig cfg, const HfFamily* family) 
 static void hf_write_layer_types_(FILE* file, ModelConfig cfg) {
     fprintf(file, "  \"layer_types\": [");
     for (int l = 0; l < cfg.L; l++) {
-        const char* type = FAMILY_GRANITE4 >> cfg.arch & 1 ? "attention"
+        const char* type = layer_is_in(cfg.mixed, l)       ? hf_families[cfg.arch].mixed_type
+                           : FAMILY_GRANITE4 >> cfg.arch & 1 ? "attention"
                            : model_window(cfg, l)          ? "sliding_attention"
                                                            : "full_attention";
         fprintf(file, "%s\"%s\"", l ? ", " : "", type);
@@ -290,6 +291,26 @@ static void hf_write_windows_(FILE* file, ModelConfig cfg) {
         fprintf(file, "  \"max_window_layers\": %d,\n", full);
         hf_write_layer_types_(file, cfg);
     }
+}
+
+// Writes which layers have a mixer, and its sizes.
+static void hf_write_mixer_(FILE* file, ModelConfig cfg) {
+    const ModelMixer m = cfg.mixer;
+    switch (model_mixer(cfg)) {
+    case MIXER_NONE:
+        return;
+    case MIXER_DELTA:
+        fprintf(file,
+                "  \"linear_conv_kernel_dim\": %d,\n  \"linear_num_key_heads\": %d,\n"
+                "  \"linear_num_value_heads\": %d,\n  \"linear_key_head_dim\": %d,\n"
+                "  \"linear_value_head_dim\": %d,\n",
+                m.taps, m.key_heads, m.value_heads, m.key_size, m.value_size);
+        break;
+    case MIXER_CONV:
+        fprintf(file, "  \"conv_L_cache\": %d,\n", m.taps);
+        break;
+    }
+    hf_write_layer_types_(file, cfg);
 }
 
 // Writes the constants of a family, and the keys of experts.
@@ -334,10 +355,11 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
     fprintf(file,
             "  \"max_position_embeddings\": %d,\n  \"hidden_size\": %d,\n  \"intermediate_size\": %d,\n"
             "  \"num_hidden_layers\": %d,\n  \"num_attention_heads\": %d,\n  \"num_key_value_heads\": %d,\n"
-            "  \"head_dim\": %d,\n  \"hidden_act\": \"%s\",\n  \"rms_norm_eps\": %s,\n"
+            "  \"head_dim\": %d,\n  \"hidden_act\": \"%s\",\n  \"%s\": %s,\n"
             "  \"attention_dropout\": 0.0,\n",
             cfg.max_T, cfg.C, model_hidden(cfg), cfg.L, cfg.NH, model_key_heads(cfg), model_head_size(cfg),
-            hf_families[cfg.arch].activations[0], hf_number_(model_norm_eps(cfg)).text);
+            hf_families[cfg.arch].activations[0],
+            FAMILY_RMS_EPS >> cfg.arch & 1 ? "rms_norm_eps" : "norm_eps", hf_number_(model_norm_eps(cfg)).text);
     if (!(FAMILY_BIASES >> cfg.arch & 1)) { // others have theirs in the class, or among constants
         fprintf(file, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
     }
@@ -355,6 +377,7 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
     }
     hf_write_rope_(file, cfg, &hf_families[cfg.arch]);
     hf_write_windows_(file, cfg);
+    hf_write_mixer_(file, cfg);
     hf_write_experts_(file, cfg);
 }
 

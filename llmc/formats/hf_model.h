@@ -222,6 +222,12 @@ static HfShape_ hf_shape_(const HfTensor_* t, ModelConfig cfg) {
         return is_vector ? (HfShape_){2, {experts, lines.count}}
                          : (HfShape_){3, {experts, lines.width, lines.count}};
     }
+    if (t->tensor->form == FILE_TAPS) {
+        return (HfShape_){3, {lines.count, 1, lines.width}};
+    }
+    if (file_tensor_is_half(t->tensor)) {
+        return (HfShape_){2, {2 * lines.count, lines.width}};
+    }
     const int is_of_all = t->format == HF_GGUF && file_tensor_is_of_expert(t->tensor);
     return is_vector          ? (HfShape_){1, {lines.count}}
            : hf_is_turned_(t) ? (HfShape_){2, {lines.width, lines.count}}
@@ -285,6 +291,35 @@ static void hf_write_turned_(SafeTensorsWriter* writer, HfTurned_ of, const char
     }
 }
 
+// True for tensors whose lines have an order of their own.
+static int hf_has_lines_(const HfTensor_* t) {
+    return t->tensor->form >= FILE_HEADS && t->tensor->form <= FILE_GATES;
+}
+
+static void hf_write_line_(SafeTensorsWriter* writer, const HfTensor_* t, ModelConfig cfg, const char* layer,
+                           size_t i) {
+    const FileLines lines = hf_lines_(t, cfg);
+    const size_t line = lines.first + file_tensor_line(t->tensor, hf_order_(t, cfg), cfg, i),
+                 line_bytes = lines.width * t->row->element_bytes;
+    safetensors_write_raw(writer, layer + line * line_bytes, line_bytes);
+}
+
+// Writes a tensor of two parameters: of each head the rows of queries, then those of gates, whose
+// row of the table is the next one.
+static void hf_write_gated_(SafeTensorsWriter* writer, HfTensor_ t, const TensorRow* rows, ModelConfig cfg,
+                            const char* group) {
+    HfTensor_ halves[2] = {t, t};
+    halves[1].tensor++;
+    assert(halves[1].tensor->form == FILE_GATES);
+    halves[1].row = &rows[halves[1].tensor->row];
+    const size_t HS = (size_t)model_head_size(cfg);
+    for (size_t i = 0; i < 2 * hf_lines_(&t, cfg).count; i++) {
+        const HfTensor_* half = &halves[i / HS % 2];
+        hf_write_line_(writer, half, cfg, (const char*)tensor_in_group(half->row, group),
+                       i / HS / 2 * HS + i % HS);
+    }
+}
+
 static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, ModelConfig cfg, const char* layer,
                             void* chunk) {
     const FileLines lines = hf_lines_(t, cfg);
@@ -293,12 +328,11 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, Model
     for (int e = 0; e < t->row->experts && hf_is_turned_(t); e++) {
         hf_write_turned_(writer, hf_turned_(t, cfg, e), layer, t->row->element_bytes, chunk);
     }
-    if (t->tensor->form == FILE_PLAIN) {
+    if (t->tensor->form == FILE_PLAIN || t->tensor->form == FILE_TAPS) {
         safetensors_write_raw(writer, first, lines.count * line_bytes);
     }
-    for (size_t i = 0; i < lines.count && t->tensor->form >= FILE_HEADS; i++) {
-        const size_t line = file_tensor_line(t->tensor, hf_order_(t, cfg), cfg, i);
-        safetensors_write_raw(writer, first + line * line_bytes, line_bytes);
+    for (size_t i = 0; i < lines.count && hf_has_lines_(t); i++) {
+        hf_write_line_(writer, t, cfg, layer, i);
     }
 }
 
@@ -343,10 +377,11 @@ void hf_model_file_name(char name[64], HfWeights which, int file, int count) {
     }
 }
 
-// Returns the group of a tensor, if the file has it; else -1.
+// Returns the group of a tensor, if the file has it; else -1, also for gates: they are written with
+// the queries.
 static int hf_group_in_file_(HfModelFile file, const HfTensor_* t) {
-    const int g = tensor_group(t->row, t->l);
-    return file.first <= g && g < file.end ? g : -1;
+    const int g = tensor_group(t->row, t->l), is_written = t->tensor->form != FILE_GATES;
+    return is_written && file.first <= g && g < file.end ? g : -1;
 }
 
 uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, ModelConfig cfg,
@@ -369,7 +404,11 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
         const int g = hf_group_in_file_(file, &t);
         if (g >= 0) {
             const char* group = (const char*)memory + (tensor_group_offset_bytes(rows, g) - first);
-            hf_write_layer_(&writer, &t, cfg, (const char*)tensor_in_group(t.row, group), chunk);
+            if (t.tensor->form == FILE_QUERIES) {
+                hf_write_gated_(&writer, t, rows, cfg, group);
+            } else {
+                hf_write_layer_(&writer, &t, cfg, (const char*)tensor_in_group(t.row, group), chunk);
+            }
         }
     }
     free(chunk);
@@ -495,7 +534,7 @@ static void hf_read_heads_(const SafeTensorsView* view, const HfTensor_* t, Mode
         const size_t line = file_tensor_line(t->tensor, hf_order_(t, cfg), cfg, i),
                      at = (lines.first + line) * lines.width;
         if (at < range.end && range.first < at + lines.width) {
-            hf_read_part_(view, i * lines.width, lines.width, layer + at);
+            hf_read_part_(view, file_half_line(t->tensor, cfg, i) * lines.width, lines.width, layer + at);
         }
     }
 }
@@ -514,7 +553,7 @@ static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, Mode
     if (hf_is_turned_(t)) {
         hf_read_turned_(view, row, layer, range.first / row->cols, (range.end + row->cols - 1) / row->cols,
                         chunk);
-    } else if (t->tensor->form >= FILE_HEADS) {
+    } else if (hf_has_lines_(t)) {
         hf_read_heads_(view, t, cfg, layer, range);
     } else {
         hf_read_part_(view, range.first - begin, range.end - range.first, layer + range.first);
@@ -560,6 +599,7 @@ static int hf_is_frequencies_(ModelConfig cfg, const char* name) {
 static int hf_is_vision_(const char* name) {
     const char* bare = file_tensor_bare_name(name);
     return strncmp(bare, "vision_tower.", strlen("vision_tower.")) == 0 ||
+           strncmp(bare, "visual.", strlen("visual.")) == 0 ||
            strncmp(bare, "multi_modal_projector.", strlen("multi_modal_projector.")) == 0;
 }
 
@@ -578,9 +618,12 @@ static HfOther_ hf_other_(ModelConfig cfg, const char* name) {
     return hf_is_vision_(name) ? HF_VISION_ : HF_UNEXPECTED_;
 }
 
-// True for a tensor of a layer after the model's that predicts a further token.
+// True for a tensor of a layer after the model's, or beside them, that predicts a further token.
 static int hf_is_prediction_(const SafeTensorsSet* set, ModelConfig cfg, const char* name) {
     int l;
+    if (strncmp(name, "mtp.", strlen("mtp.")) == 0) {
+        return 1;
+    }
     if (sscanf(file_tensor_bare_name(name), "layers.%d.", &l) != 1 || l < cfg.L) {
         return 0;
     }

@@ -14,8 +14,9 @@ has the tensors of its architecture whose parameters the model has.
 
 #include "llmc/model/model.h"
 
-// Rows of a parameter that a tensor of a file has: all; the queries', keys' or values'; those of
-// the MLP's gate, or of its other matrix; of both, in turns. With experts: the rows of one expert.
+// Rows of a parameter that a tensor of a file has: all; the queries', keys' or values'; the first
+// half, of an MLP those of its gate, or the second; of both, in turns. With experts: the rows of one
+// expert.
 typedef enum { ROWS_ALL, ROWS_Q, ROWS_K, ROWS_V, ROWS_GATE, ROWS_UP, ROWS_TURNS } FileRows;
 
 typedef enum {
@@ -23,7 +24,11 @@ typedef enum {
     FILE_CONV1D, // (cols, rows) at Hugging Face, where GPT-2's code computes x W, ours x W^T
     FILE_STACK,  // so is each expert's matrix: (experts, cols, rows); vectors are (experts, rows)
     FILE_HEADS,  // the rows of each head, or the elements of a vector, are in the file's HeadOrder
-    FILE_QKV     // so are those of queries and keys; values follow as in memory
+    FILE_QKV,    // so are those of queries and keys; values follow as in memory
+    // one tensor of two parameters: of each head the rows of queries, as FILE_HEADS, then of gates
+    FILE_QUERIES,
+    FILE_GATES,
+    FILE_TAPS    // (rows, 1, cols): of a convolution of each channel alone
 } FileForm;
 
 // Orders of the channels of a head that rotary positions turn in pairs.
@@ -54,16 +59,21 @@ enum {
                    FAMILY_POST_NORM | 1 << ARCH_GRANITE | 1 << ARCH_SMOLLM3,
     FAMILY_LLAMAS = FAMILY_GATED | FAMILY_ARCEE | FAMILY_FUSED,
     FAMILY_GPTOSS = 1 << ARCH_GPTOSS,
+    FAMILY_QWEN35 = 1 << ARCH_QWEN35,
+    FAMILY_LFM2 = 1 << ARCH_LFM2,
+    FAMILY_HYBRID = FAMILY_QWEN35 | FAMILY_LFM2, // layers without attention
     // with an MLP in some layers, gate and up apart; in matrices of any form
-    FAMILY_GATE_UP = FAMILY_GATED | FAMILY_GLM,
-    FAMILY_DOWN = FAMILY_LLAMAS | FAMILY_GLM,
+    FAMILY_GATE_UP = FAMILY_GATED | FAMILY_GLM | FAMILY_QWEN35,
+    FAMILY_DOWN = FAMILY_LLAMAS | FAMILY_GLM | FAMILY_QWEN35,
     FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_GLM,
     FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE | FAMILY_GPTOSS,
     FAMILY_ROUTED = FAMILY_GLM | FAMILY_GPTOSS, // GGUF names the norm before experts otherwise
-    FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS | FAMILY_GRANITE4,
-    FAMILY_QKV_APART = FAMILY_ROPE & ~FAMILY_PHI3, // a matrix each
+    FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS | FAMILY_GRANITE4 | FAMILY_HYBRID,
+    FAMILY_LLAMA_NAMES = FAMILY_ROPE & ~FAMILY_LFM2, // of norms and the heads' projection
+    FAMILY_QKV_APART = FAMILY_ROPE & ~FAMILY_PHI3,   // a matrix each
+    FAMILY_Q_ALONE = FAMILY_QKV_APART & ~FAMILY_QWEN35,
     // names of the norm before the MLP differ
-    FAMILY_FFN_NORM = FAMILY_ROPE & ~FAMILY_ROUTED & ~FAMILY_POST_NORM
+    FAMILY_FFN_NORM = FAMILY_LLAMA_NAMES & ~FAMILY_ROUTED & ~FAMILY_POST_NORM
 };
 
 typedef struct {
@@ -95,18 +105,20 @@ typedef struct {
   X(GPT2,     "transformer.ln_f.weight",                         "output_norm.weight",       lnfw,      ALL,  PLAIN) \
   X(GPT2,     "transformer.ln_f.bias",                           "output_norm.bias",         lnfb,      ALL,  PLAIN) \
   X(ROPE,     "model.embed_tokens.weight",                       "token_embd.weight",        wte,       ALL,  PLAIN) \
-  X(ROPE,     "model.layers.%d.input_layernorm.weight",          "blk.%d.attn_norm.weight",  ln1w,      ALL,  PLAIN) \
-  X(QKV_APART, "model.layers.%d.self_attn.q_proj.weight",        "blk.%d.attn_q.weight",     qkvw,      Q,    HEADS) \
+  X(LLAMA_NAMES, "model.layers.%d.input_layernorm.weight",       "blk.%d.attn_norm.weight",  ln1w,      ALL,  PLAIN) \
+  X(Q_ALONE,  "model.layers.%d.self_attn.q_proj.weight",         "blk.%d.attn_q.weight",     qkvw,      Q,    HEADS) \
+  X(QWEN35,   "model.layers.%d.self_attn.q_proj.weight",          NULL,                       qkvw,      Q,    QUERIES) \
+  X(QWEN35,   "model.layers.%d.self_attn.q_proj.weight",          NULL,                       attgatew,  ALL,  GATES) \
   X(QKV_APART, "model.layers.%d.self_attn.k_proj.weight",        "blk.%d.attn_k.weight",     qkvw,      K,    HEADS) \
   X(QKV_APART, "model.layers.%d.self_attn.v_proj.weight",        "blk.%d.attn_v.weight",     qkvw,      V,    PLAIN) \
   X(PHI3,     "model.layers.%d.self_attn.qkv_proj.weight",       "blk.%d.attn_qkv.weight",   qkvw,      ALL,  QKV)   \
   X(ROPE,     "model.layers.%d.self_attn.q_proj.bias",           "blk.%d.attn_q.bias",       qkvb,      Q,    HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.k_proj.bias",           "blk.%d.attn_k.bias",       qkvb,      K,    HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.v_proj.bias",           "blk.%d.attn_v.bias",       qkvb,      V,    PLAIN) \
-  X(ROPE,     "model.layers.%d.self_attn.q_norm.weight",         "blk.%d.attn_q_norm.weight", qnormw,   ALL,  HEADS) \
-  X(ROPE,     "model.layers.%d.self_attn.k_norm.weight",         "blk.%d.attn_k_norm.weight", knormw,   ALL,  HEADS) \
+  X(LLAMA_NAMES, "model.layers.%d.self_attn.q_norm.weight",      "blk.%d.attn_q_norm.weight", qnormw,   ALL,  HEADS) \
+  X(LLAMA_NAMES, "model.layers.%d.self_attn.k_norm.weight",      "blk.%d.attn_k_norm.weight", knormw,   ALL,  HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.sinks",                "blk.%d.attn_sinks.weight", sinks,     ALL,  PLAIN) \
-  X(ROPE,     "model.layers.%d.self_attn.o_proj.weight",         "blk.%d.attn_output.weight", attprojw, ALL,  PLAIN) \
+  X(LLAMA_NAMES, "model.layers.%d.self_attn.o_proj.weight",      "blk.%d.attn_output.weight", attprojw, ALL,  PLAIN) \
   X(FFN_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
   X(ROPE,     "model.layers.%d.self_attn.o_proj.bias",           "blk.%d.attn_output.bias",  attprojb,  ALL,  PLAIN) \
   X(ROUTED,   "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln2w, ALL, PLAIN) \
@@ -144,7 +156,28 @@ typedef struct {
   X(GLM,      "model.layers.%d.mlp.shared_experts.gate_proj.weight", "blk.%d.ffn_gate_shexp.weight", sfcw, GATE, PLAIN) \
   X(GLM,      "model.layers.%d.mlp.shared_experts.up_proj.weight", "blk.%d.ffn_up_shexp.weight", sfcw,  UP,   PLAIN) \
   X(GLM,      "model.layers.%d.mlp.shared_experts.down_proj.weight", "blk.%d.ffn_down_shexp.weight", sfcprojw, ALL, PLAIN) \
-  X(ROPE,     "model.norm.weight",                               "output_norm.weight",       lnfw,      ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.operator_norm.weight",             NULL,                       ln1w,      ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.self_attn.q_layernorm.weight",     NULL,                       qnormw,    ALL,  HEADS) \
+  X(LFM2,     "model.layers.%d.self_attn.k_layernorm.weight",     NULL,                       knormw,    ALL,  HEADS) \
+  X(LFM2,     "model.layers.%d.self_attn.out_proj.weight",        NULL,                       attprojw,  ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.conv.in_proj.weight",              NULL,                       mixw,      ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.conv.conv.weight",                 NULL,                       mixconvw,  ALL,  TAPS) \
+  X(LFM2,     "model.layers.%d.conv.out_proj.weight",             NULL,                       mixoutw,   ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.ffn_norm.weight",                  NULL,                       ln2w,      ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.feed_forward.w1.weight",           NULL,                       fcw,       GATE, PLAIN) \
+  X(LFM2,     "model.layers.%d.feed_forward.w3.weight",           NULL,                       fcw,       UP,   PLAIN) \
+  X(LFM2,     "model.layers.%d.feed_forward.w2.weight",           NULL,                       fcprojw,   ALL,  PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_qkv.weight",   NULL,                       mixw,      ALL,  PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_z.weight",     NULL,                       mixzw,     ALL,  PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_b.weight",     NULL,                       mixbaw,    GATE, PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_a.weight",     NULL,                       mixbaw,    UP,   PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.conv1d.weight",        NULL,                       mixconvw,  ALL,  TAPS) \
+  X(QWEN35,   "model.layers.%d.linear_attn.A_log",                NULL,                       mixdecay,  ALL,  PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.dt_bias",              NULL,                       mixstep,   ALL,  PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.norm.weight",          NULL,                       mixnormw,  ALL,  PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.out_proj.weight",      NULL,                       mixoutw,   ALL,  PLAIN) \
+  X(LFM2,     "model.embedding_norm.weight",                      NULL,                       lnfw,      ALL,  PLAIN) \
+  X(LLAMA_NAMES, "model.norm.weight",                            "output_norm.weight",       lnfw,      ALL,  PLAIN) \
   X(ROPE,     "lm_head.weight",                                  "output.weight",            head,      ALL,  PLAIN)
 // clang-format on
 
@@ -191,7 +224,7 @@ static inline int file_tensor_is_of_expert(const FileTensor* tensor) {
 
 // Returns true for parameters whose tensors have one dimension.
 static inline int file_is_vector(const TensorRow* row) {
-    return row->kind == KIND_VECTOR || row->kind == KIND_FIXED;
+    return row->rows == 1 && (row->kind == KIND_VECTOR || row->kind == KIND_FIXED);
 }
 
 // Lines of a parameter in a tensor of a file: rows of a matrix, elements of a vector.
@@ -251,9 +284,21 @@ static inline size_t file_head_line(HeadOrder order, ModelConfig cfg, size_t lin
 static inline size_t file_tensor_line(const FileTensor* tensor, HeadOrder order, ModelConfig cfg,
                                       size_t line) {
     const size_t turned = (size_t)model_heads(cfg) + (size_t)model_keys(cfg);
-    return tensor->form == FILE_HEADS || (tensor->form == FILE_QKV && line < turned)
+    return tensor->form == FILE_HEADS || tensor->form == FILE_QUERIES ||
+                   (tensor->form == FILE_QKV && line < turned)
                ? file_head_line(order, cfg, line)
                : line;
+}
+
+// Returns true for one of the two parameters of a tensor.
+static inline int file_tensor_is_half(const FileTensor* tensor) {
+    return tensor->form == FILE_QUERIES || tensor->form == FILE_GATES;
+}
+
+// Returns the place in a file for line `line` of what a tensor has of a parameter.
+static inline size_t file_half_line(const FileTensor* tensor, ModelConfig cfg, size_t line) {
+    const size_t HS = (size_t)model_head_size(cfg), head = line / HS;
+    return file_tensor_is_half(tensor) ? line + (head + (tensor->form == FILE_GATES)) * HS : line;
 }
 
 // Returns the place among the lines of a file for line `line` in memory, of `count` lines of

@@ -974,6 +974,28 @@ static inline int model_check_experts_(ModelConfig cfg, const char* path, char* 
                      has_router ? cfg.L - 1 : 0);
 }
 
+// Returns 1 if the sizes of the mixer are possible for a model.
+static inline int model_check_mixer_(ModelConfig cfg, const char* path, char* error) {
+    const ModelMixer m = cfg.mixer;
+    const MixerKind kind = model_mixer(cfg);
+    if (kind != MIXER_NONE && (m.taps < 2 || m.taps > 8)) {
+        return error_set(error, path, "a convolution of %d taps, wanted 2 to 8", m.taps);
+    }
+    if (kind != MIXER_DELTA) {
+        return 1;
+    }
+    if (m.key_heads < 1 || m.value_heads > 1024 || m.value_heads < 1 || m.value_heads % m.key_heads) {
+        return error_set(error, path, "a delta rule of %d heads of values and %d of keys, wanted a multiple",
+                         m.value_heads, m.key_heads);
+    }
+    const int is_possible =
+        0 < m.key_size && m.key_size <= 256 && 0 < m.value_size && m.value_size <= 256;
+    return (is_possible && m.key_size % 8 == 0 && m.value_size % 8 == 0) ||
+           error_set(error, path,
+                     "a delta rule with keys of %d channels and values of %d, wanted multiples of 8 up to 256",
+                     m.key_size, m.value_size);
+}
+
 // Returns 1 if sizes read from the file `path` are possible for a model; if not, 0 and the reason
 // in `error`.
 static inline int model_check_config(ModelConfig cfg, const char* path, char* error) {
@@ -990,7 +1012,8 @@ static inline int model_check_config(ModelConfig cfg, const char* path, char* er
     if (cfg.Vp < cfg.V) {
         return error_set(error, path, "padded vocabulary of %d below the vocabulary of %d", cfg.Vp, cfg.V);
     }
-    return model_check_heads_(cfg, path, error) && model_check_experts_(cfg, path, error);
+    return model_check_heads_(cfg, path, error) && model_check_experts_(cfg, path, error) &&
+           model_check_mixer_(cfg, path, error);
 }
 
 // Returns the rows of a parameter, or of its state, in files of other programs: all but the
