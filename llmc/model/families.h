@@ -28,7 +28,7 @@ typedef enum {
     // one tensor of two parameters: of each head the rows of queries, as FILE_HEADS, then of gates
     FILE_QUERIES,
     FILE_GATES,
-    FILE_TAPS    // (rows, 1, cols): of a convolution of each channel alone
+    FILE_TAPS // (rows, 1, cols): of a convolution of each channel alone
 } FileForm;
 
 // Orders of the channels of a head that rotary positions turn in pairs.

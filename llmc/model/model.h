@@ -675,9 +675,8 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
 // Returns how a parameter is cut: as its row says, or if experts are divided, into whole experts.
 // All heads have the same norm, unless it is of all together.
 static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelConfig cfg) {
-    const int is_expert = split == SPLIT_EXPERTS,
-              is_of_heads =
-                  member == offsetof(ModelParameters, qnormw) || member == offsetof(ModelParameters, knormw);
+    const int is_expert = split == SPLIT_EXPERTS, is_of_heads = member == offsetof(ModelParameters, qnormw) ||
+                                                                member == offsetof(ModelParameters, knormw);
     if (is_of_heads && !heads_parts(model_architecture(cfg.arch)->heads).is_together) {
         return SPLIT_NONE;
     }
@@ -714,7 +713,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, layers_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)               \
     row->name = #name_;                                                                                      \
-    row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                                                          \
+    row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                        \
     row->places = 1;                                                                                         \
     row->in_block = LAYERS_##layers_ != LAYERS_ONCE;                                                         \
     row->place = row->in_block && !(has_cuts && row->split == SPLIT_NONE) ? PLACE_BLOCK : PLACE_ONCE;        \
@@ -988,12 +987,12 @@ static inline int model_check_mixer_(ModelConfig cfg, const char* path, char* er
         return error_set(error, path, "a delta rule of %d heads of values and %d of keys, wanted a multiple",
                          m.value_heads, m.key_heads);
     }
-    const int is_possible =
-        0 < m.key_size && m.key_size <= 256 && 0 < m.value_size && m.value_size <= 256;
+    const int is_possible = 0 < m.key_size && m.key_size <= 256 && 0 < m.value_size && m.value_size <= 256;
     return (is_possible && m.key_size % 8 == 0 && m.value_size % 8 == 0) ||
-           error_set(error, path,
-                     "a delta rule with keys of %d channels and values of %d, wanted multiples of 8 up to 256",
-                     m.key_size, m.value_size);
+           error_set(
+               error, path,
+               "a delta rule with keys of %d channels and values of %d, wanted multiples of 8 up to 256",
+               m.key_size, m.value_size);
 }
 
 // Returns 1 if sizes read from the file `path` are possible for a model; if not, 0 and the reason

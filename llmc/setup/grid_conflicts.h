@@ -132,6 +132,12 @@ static int grid_suits_chunks_(char* error, const Settled* s) {
     if (c > 1 && o->memory.update_in_backward) {
         return grid_refuses_(error, "--context-parallel %d, --update-in-backward on; wanted off", c);
     }
+    if (c > 1 && model_mixer(s->cfg) != MIXER_NONE) {
+        return grid_refuses_(
+            error,
+            "--context-parallel %d, --arch %s, whose layers without attention need a whole text; wanted 1", c,
+            model_architecture(s->cfg.arch)->word);
+    }
     return c == 1 || s->cfg.E == 0 || o->optimizer.router_balance == 0 ||
            grid_refuses_(error,
                          "--context-parallel %d, --router-balance %g, which is a loss of all tokens of a "

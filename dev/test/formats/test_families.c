@@ -22,7 +22,8 @@ static const char* const names[] = {"llama",         "llama3",       "mistral", 
                                     "olmoe",         "glm4moe",      "yarn",     "yarn_exact",   "longrope",
                                     "longrope_near", "olmo2",        "granite",  "gemma2",       "smollm3",
                                     "olmo3",         "exaone4",      "granite4", "gemma3",       "phi3",
-                                    "gptoss",        "gptoss_mxfp4", "glm4",     "glm4moe_dense"};
+                                    "gptoss",        "gptoss_mxfp4", "glm4",     "glm4moe_dense",
+                                    "qwen35",        "lfm2"};
 enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
 
 typedef struct {
