@@ -24,7 +24,7 @@ typedef struct {
     size_t G;             // columns before the activation for each one after it: 2 with gates
     size_t E, Fs;         // experts, or 0; hidden units of the shared expert
     size_t before, after; // 1 if branches have a norm there
-    // of mixers: sizes of the delta rule, and columns of activations; of gates of attention's output
+    // of mixers: sizes of the delta rule, columns of activations; of gates of attention
     size_t Hk, Hv, dk, dv, taps, mix_rows, mix_channels, mix_conv, mix_values, mix_out, gate;
     size_t A; // most columns of a layer's hidden layers: F, or Fe of each expert
     const Architecture* kinds;
@@ -250,7 +250,7 @@ static inline size_t ref_model_tokens_(const RefModel* m) {
 
 // Sizes of the MLP of a layer, or of its experts.
 typedef struct {
-    size_t E, F, A, Fs; // experts, or 0; hidden units, of each of them, of all; of the shared expert
+    size_t E, F, A, Fs; // experts, or 0; hidden units of each, of all, of the shared one
 } RefMlp;
 
 static inline RefMlp ref_mlp_(RefSizes s, const RefParameters* p) {

@@ -59,7 +59,7 @@ enum {
     FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                    // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
-    FAMILY_RMS_EPS = FAMILY_ROPE & ~FAMILY_LFM2, // by that name
+    FAMILY_RMS_EPS = FAMILY_ROPE & ~FAMILY_LFM2,    // by that name
     FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3, // heads x head size are the channels
     FAMILY_MOE_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM,
     FAMILY_OWN_HIDDEN = FAMILY_MOE_HIDDEN | FAMILY_GRANITE4, // intermediate_size is another one

@@ -259,10 +259,10 @@ static void hf_write_rope_(FILE* file, ModelConfig cfg, const HfFamily* family) 
 static void hf_write_layer_types_(FILE* file, ModelConfig cfg) {
     fprintf(file, "  \"layer_types\": [");
     for (int l = 0; l < cfg.L; l++) {
-        const char* type = layer_is_in(cfg.mixed, l)       ? hf_families[cfg.arch].mixed_type
+        const char* type = layer_is_in(cfg.mixed, l)         ? hf_families[cfg.arch].mixed_type
                            : FAMILY_GRANITE4 >> cfg.arch & 1 ? "attention"
-                           : model_window(cfg, l)          ? "sliding_attention"
-                                                           : "full_attention";
+                           : model_window(cfg, l)            ? "sliding_attention"
+                                                             : "full_attention";
         fprintf(file, "%s\"%s\"", l ? ", " : "", type);
     }
     fprintf(file, "],\n");
@@ -360,7 +360,8 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
             "  \"attention_dropout\": 0.0,\n",
             cfg.max_T, cfg.C, model_hidden(cfg), cfg.L, cfg.NH, model_key_heads(cfg), model_head_size(cfg),
             hf_families[cfg.arch].activations[0],
-            FAMILY_RMS_EPS >> cfg.arch & 1 ? "rms_norm_eps" : "norm_eps", hf_number_(model_norm_eps(cfg)).text);
+            FAMILY_RMS_EPS >> cfg.arch & 1 ? "rms_norm_eps" : "norm_eps",
+            hf_number_(model_norm_eps(cfg)).text);
     if (!(FAMILY_BIASES >> cfg.arch & 1)) { // others have theirs in the class, or among constants
         fprintf(file, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
     }

@@ -28,7 +28,7 @@ typedef enum {
     // one tensor of two parameters: of each head the rows of queries, as FILE_HEADS, then of gates
     FILE_QUERIES,
     FILE_GATES,
-    FILE_TAPS    // (rows, 1, cols): of a convolution of each channel alone
+    FILE_TAPS // (rows, 1, cols): of a convolution of each channel alone
 } FileForm;
 
 // Orders of the channels of a head that rotary positions turn in pairs.
@@ -209,8 +209,8 @@ static inline const TensorRow* file_tensor_row(const FileTensor* tensor, const T
                                                       : tensor->row];
 }
 
-// Returns for how many layers files of an architecture have the tensor (tensor_layer); `name` is the
-// tensor's in such files, `rows` the table of parameters.
+// Returns for how many layers files of an architecture have the tensor (tensor_layer); `name` is
+// the tensor's in such files, `rows` the table of parameters.
 static inline int file_tensor_layers(const FileTensor* tensor, const char* name, const TensorRow* rows,
                                      Arch arch) {
     return name && tensor->architectures >> arch & 1 ? file_tensor_row(tensor, rows, arch)->uses : 0;

@@ -73,8 +73,8 @@ typedef enum { BIASES_ALL, BIASES_QKV, BIASES_NONE } BiasesKind;
 // Layers that may have a window: none; all of them, or none; any.
 typedef enum { WINDOWS_NONE, WINDOWS_ALL, WINDOWS_ANY } WindowsKind;
 
-// What layers of a hybrid have in the place of attention (mixer.h): nothing, all have attention; the
-// gated delta rule; a short convolution with gates.
+// Mixers, which layers of a hybrid have in the place of attention (mixer.h): none, all layers have
+// attention; the gated delta rule; a short convolution with gates.
 typedef enum { MIXER_NONE, MIXER_DELTA, MIXER_CONV } MixerKind;
 
 // Random weights of a new model: N(0, std), smaller for projections into the residual stream; or
@@ -176,7 +176,7 @@ typedef struct {
     int has_head;                             // the classifier has a matrix of its own, not wte
     int E, E_used;                            // experts, and how many process a token; 0: none
     int dense_layers;                         // the first ones, which have an MLP and no experts
-    int expert_groups, expert_groups_used;    // in which a token chooses them (router.h); 0: one group
+    int expert_groups, expert_groups_used;    // in which a token chooses (router.h); 0: one
     int Fe, Fs;                               // hidden units of an expert, 0: F; of the shared one
     float router_factor;                      // of the experts' weights, ROUTER_SIGMOID; 0: 1
     int window;                               // keys that a query sees in layers with a window
@@ -190,7 +190,7 @@ typedef struct {
     int rope_dims;                            // channels of a head that turn; 0: all
     RopeScaling scaling;
     RopeFactors rope_factors;           // ROPE_LONG: of the pairs that turn
-    float window_rope_base;             // of layers with a window; 0: all layers have the same positions
+    float window_rope_base;             // of layers with a window; 0: all have the same
     RopeScaling window_scaling;         // with it
     uint8_t unrotated[LAYER_SET_BYTES]; // layers without rotary positions
     ModelMixer mixer;                   // of layers without attention
@@ -255,8 +255,8 @@ static inline ActivationKind model_activation(ModelConfig cfg) {
 }
 static inline int model_gates(ModelConfig cfg) { return activation_gates(model_activation(cfg)); }
 
-// Layers that have a tensor, or a part of the model: none, it lies outside of the blocks; all; those
-// with one MLP; those with experts; those with attention; those with a mixer in its place.
+// Layers that have a tensor, or a part of the model: none, it lies outside of the blocks; all;
+// those with one MLP; those with experts; those with attention; those with a mixer in its place.
 typedef enum {
     LAYERS_ONCE,
     LAYERS_ALL,
@@ -676,9 +676,8 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
 // Returns how a parameter is cut: as its row says, or if experts are divided, into whole experts.
 // All heads have the same norm, unless it is of all together.
 static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelConfig cfg) {
-    const int is_expert = split == SPLIT_EXPERTS,
-              is_of_heads =
-                  member == offsetof(ModelParameters, qnormw) || member == offsetof(ModelParameters, knormw);
+    const int is_expert = split == SPLIT_EXPERTS, is_of_heads = member == offsetof(ModelParameters, qnormw) ||
+                                                                member == offsetof(ModelParameters, knormw);
     if (is_of_heads && !heads_parts(model_architecture(cfg.arch)->heads).is_together) {
         return SPLIT_NONE;
     }
@@ -698,7 +697,7 @@ static inline void model_row_layers_(TensorRow* row, ModelConfig cfg, LayersKind
         row->without[l / 8] ^= (uint8_t)(model_layer_has(cfg, kind, l) << l % 8);
     }
     const int copies = most > 1 ? tensor_copies_before(row, row->blocks) : row->blocks;
-    row->layers = copies > 0 || tensor_is_absent(row) ? copies : 1; // layers that keep nothing share it
+    row->layers = copies > 0 || tensor_is_absent(row) ? copies : 1; // others share it
 }
 
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
@@ -715,7 +714,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, layers_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)               \
     row->name = #name_;                                                                                      \
-    row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                                                          \
+    row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                        \
     row->places = 1;                                                                                         \
     row->in_block = LAYERS_##layers_ != LAYERS_ONCE;                                                         \
     row->place = row->in_block && !(has_cuts && row->split == SPLIT_NONE) ? PLACE_BLOCK : PLACE_ONCE;        \
@@ -851,7 +850,7 @@ static inline int model_group_layer(ModelConfig cfg, int g) {
 }
 static inline int model_group(ModelConfig cfg, int l) { return 1 + model_copy(cfg, l); }
 
-// Moves the pointer of a row in `pointers` from the first copy to that of layer l; NULL: it has none.
+// Moves the pointer of a row in `pointers` from the first copy to that of layer l; NULL: none.
 static inline void model_advance_(void* pointers, const TensorRow* row, int l) {
     if (tensor_has_layer(row, l)) {
         tensor_advance(pointers, row, tensor_copy(row, l));
@@ -999,12 +998,12 @@ static inline int model_check_mixer_(ModelConfig cfg, const char* path, char* er
         return error_set(error, path, "a delta rule of %d heads of values and %d of keys, wanted a multiple",
                          m.value_heads, m.key_heads);
     }
-    const int is_possible =
-        0 < m.key_size && m.key_size <= 256 && 0 < m.value_size && m.value_size <= 256;
+    const int is_possible = 0 < m.key_size && m.key_size <= 256 && 0 < m.value_size && m.value_size <= 256;
     return (is_possible && m.key_size % 8 == 0 && m.value_size % 8 == 0) ||
-           error_set(error, path,
-                     "a delta rule with keys of %d channels and values of %d, wanted multiples of 8 up to 256",
-                     m.key_size, m.value_size);
+           error_set(
+               error, path,
+               "a delta rule with keys of %d channels and values of %d, wanted multiples of 8 up to 256",
+               m.key_size, m.value_size);
 }
 
 // Returns 1 if sizes read from the file `path` are possible for a model; if not, 0 and the reason
@@ -1085,8 +1084,8 @@ static inline double model_multiplied_elements(const TensorRow* row, ModelConfig
 }
 
 // Returns the multiply-adds of attention for one token in layer l, forward: the scores and the
-// values each cost Q for every key that a query sees, T/2 on average, fewer with a window. The delta
-// rule reads and writes its state in every token.
+// values each cost Q for every key that a query sees, T/2 on average, fewer with a window. The
+// delta rule reads and writes its state in every token.
 static inline double model_attention_products(ModelConfig cfg, int l, int T) {
     const ModelMixer m = cfg.mixer;
     if (model_layer_has(cfg, LAYERS_MIXED, l)) {

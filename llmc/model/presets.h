@@ -26,12 +26,16 @@ typedef struct {
     float attention_scale, embedding_factor, residual_factor, logits_divisor;
     int rope_dims;
     float attention_softcap;
+    const char* layer_types; // --layer-types; NULL: those of the family
+    ModelMixer mixer;        // 0: derived from the heads
 } ModelPreset;
 
 static inline const ModelPreset* model_presets(int* count) {
 #define UNSCALED_                                                                                            \
     { ROPE_PLAIN, 0, 0, 0, 0, 0, 0 }
-#define PLAIN_ 0, 0, 0, 0, 0, 0, 0, 0
+#define ALIKE_                                                                                               \
+    NULL, { 0, 0, 0, 0, 0 }
+#define PLAIN_ 0, 0, 0, 0, 0, 0, 0, 0, ALIKE_
 #define GPT_(name, L, C, NH, max_T)                                                                          \
     { name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, UNSCALED_, 0, 0, PLAIN_ }
 #define MODEL_(name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base)                               \
@@ -48,22 +52,36 @@ static inline const ModelPreset* model_presets(int* count) {
 #define OLMO3_(name, L, C, NH, KV, F)                                                                        \
     {                                                                                                        \
         name, ARCH_OLMO3, L, C, NH, KV, 0, F, 65536, 100278, 1, 1e-6f, 5e5f, 0,                              \
-            {ROPE_YARN, 8, 1, 32, 8192, 1.2079441541679836f, 0}, 0, 0, 4096, 5e5f, 0, 0, 0, 0, 0, 0          \
+            {ROPE_YARN, 8, 1, 32, 8192, 1.2079441541679836f, 0}, 0, 0, 4096, 5e5f, 0, 0, 0, 0, 0, 0, ALIKE_  \
     }
 #define GEMMA2_(name, L, C, NH, KV, F)                                                                       \
     {                                                                                                        \
         name, ARCH_GEMMA2, L, C, NH, KV, 256, F, 8192, 256000, 0, 1e-6f, 1e4f, 30, UNSCALED_, 0, 0, 4096, 0, \
-            0, 0, 0, 0, 0, 50                                                                                \
+            0, 0, 0, 0, 0, 50, ALIKE_                                                                        \
     }
 #define GEMMA3_(name, L, C, NH, KV, F, max_T, V, window, ...)                                                \
     {                                                                                                        \
         name, ARCH_GEMMA3, L, C, NH, KV, 256, F, max_T, V, 0, 1e-6f, 1e6f, 0, __VA_ARGS__, 0, 0, window,     \
-            1e4f, 0, 0, 0, 0, 0, 0                                                                           \
+            1e4f, 0, 0, 0, 0, 0, 0, ALIKE_                                                                   \
     }
 #define GRANITE_(name, arch, L, C, NH, KV, F, V, scale, divisor)                                             \
     {                                                                                                        \
         name, arch, L, C, NH, KV, 0, F, 131072, V, 0, 1e-5f, 1e7f, 0, UNSCALED_, 0, 0, 0, 0, scale, 12,      \
-            0.22f, divisor, 0, 0                                                                             \
+            0.22f, divisor, 0, 0, ALIKE_                                                                     \
+    }
+#define QWEN35_(name, L, C, NH, KV, F, value_heads)                                                          \
+    {                                                                                                        \
+        name, ARCH_QWEN35, L, C, NH, KV, 256, F, 262144, 248320, 0, 1e-6f, 1e7f, 0, UNSCALED_, 0, 0, 0, 0,   \
+            0, 0, 0, 0, 64, 0, NULL, {                                                                       \
+            4, 16, value_heads, 128, 128                                                                     \
+        }                                                                                                    \
+    }
+#define LFM2_(name, C, NH, F)                                                                                \
+    {                                                                                                        \
+        name, ARCH_LFM2, 16, C, NH, 8, 64, F, 128000, 65536, 0, 1e-5f, 1e6f, 0, UNSCALED_, 0, 0, 0, 0, 0, 0, \
+            0, 0, 0, 0, "2xconv,full,2xconv,full,2xconv,full,conv,full,conv,full,conv,full,conv", {          \
+            3, 0, 0, 0, 0                                                                                    \
+        }                                                                                                    \
     }
     // clang-format off
     static const ModelPreset models[] = {
@@ -110,22 +128,27 @@ static inline const ModelPreset* model_presets(int* count) {
         GEMMA3_("gemma3:270m", 18,  640,  4, 1,  2048,  32768, 262144,  512, UNSCALED_),
         GEMMA3_("gemma3:1b",   26, 1152,  4, 1,  6912,  32768, 262144,  512, UNSCALED_),
         GEMMA3_("gemma3:4b",   34, 2560,  8, 4, 10240, 131072, 262208, 1024, {ROPE_LINEAR, 8, 0, 0, 0, 0, 0}),
-        {"phi3:mini", ARCH_PHI3, 32, 3072, 32, 0, 0, 8192, 4096, 32064, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 2047, 0, 0, 0, 0, 0, 0, 0},
-        {"glm4:9b",   ARCH_GLM4, 40, 4096, 32, 2, 128, 13696, 32768, 151552, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0},
+        {"phi3:mini", ARCH_PHI3, 32, 3072, 32, 0, 0, 8192, 4096, 32064, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 2047, 0, 0, 0, 0, 0, 0, 0, ALIKE_},
+        {"glm4:9b",   ARCH_GLM4, 40, 4096, 32, 2, 128, 13696, 32768, 151552, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, ALIKE_},
         {"exaone4:1.2b", ARCH_EXAONE4, 30, 2048, 32, 8, 64, 4096, 65536, 102400, 0, 1e-5f, 1e6f, 0, {ROPE_LLAMA3, 16, 1, 4, 8192, 0, 0}, 0, 0, PLAIN_},
+        QWEN35_("qwen35:0.8b", 24, 1024,  8, 2, 3584, 16),
+        QWEN35_("qwen35:2b",   24, 2048,  8, 2, 6144, 16),
+        QWEN35_("qwen35:4b",   32, 2560, 16, 4, 9216, 32),
+        LFM2_("lfm2:350m", 1024, 16, 4608), LFM2_("lfm2:1.2b", 2048, 32, 8192),
         //       name               architecture    L     C  NH KV   HS      F    E used  max_T      V  head   eps    base
         EXPERTS_("moe:8x124m",      ARCH_MIXTRAL,  12,  768, 12, 0,   0,  1024,   8, 2,  1024,     0, 0, 1e-5f, 1e4f),
         EXPERTS_("mixtral:8x7b",    ARCH_MIXTRAL,  32, 4096, 32, 8,   0, 14336,   8, 2, 32768, 32000, 1, 1e-5f, 1e6f),
         EXPERTS_("olmoe:1b-7b",     ARCH_OLMOE,    16, 2048, 16, 0,   0,  1024,  64, 8,  4096, 50304, 1, 1e-5f, 1e4f),
         EXPERTS_("qwen3moe:30b-a3b", ARCH_QWEN3MOE, 48, 2048, 32, 4, 128,   768, 128, 8, 40960, 151936, 1, 1e-6f, 1e6f),
         {"gpt-oss:20b", ARCH_GPTOSS, 24, 2880, 64, 8, 64, 2880, 131072, 201088, 1, 1e-5f, 1.5e5f, 0,
-         {ROPE_YARN, 32, 1, 32, 4096, 1.3465735902799727f, 1}, 32, 4, 128, 0, 0, 0, 0, 0, 0, 0},
+         {ROPE_YARN, 32, 1, 32, 4096, 1.3465735902799727f, 1}, 32, 4, 128, 0, 0, 0, 0, 0, 0, 0, ALIKE_},
         NANOCHAT_("nanochat:d12", 12, 768, 6, 2048, 65536),
         NANOCHAT_("nanochat:d20", 20, 1280, 10, 2048, 65536),
         NANOCHAT_("speedrun", 12, 768, 6, 1024, 0), // it also has a recipe (recipes.h)
     };
     // clang-format on
 #undef UNSCALED_
+#undef ALIKE_
 #undef PLAIN_
 #undef GPT_
 #undef MODEL_
@@ -136,6 +159,8 @@ static inline const ModelPreset* model_presets(int* count) {
 #undef NANOCHAT_
 #undef OLMO3_
 #undef GRANITE_
+#undef QWEN35_
+#undef LFM2_
     *count = (int)(sizeof(models) / sizeof(models[0]));
     return models;
 }
@@ -191,6 +216,7 @@ static inline ModelConfig model_preset_config(const ModelPreset* preset, int V) 
     cfg.attention_scale = preset->attention_scale, cfg.embedding_factor = preset->embedding_factor;
     cfg.residual_factor = preset->residual_factor, cfg.logits_divisor = preset->logits_divisor;
     cfg.attention_softcap = preset->attention_softcap;
+    cfg.mixer = preset->mixer;
     return cfg;
 }
 

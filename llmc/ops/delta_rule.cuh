@@ -827,7 +827,7 @@ static inline void delta_rule_backward(const DeltaGradientsGpu<X>* d, const Delt
                                        DeltaScratchGpu<X>* scratch, const Gpu* gpu) {
     const DeltaSizes s = pass->sizes;
     const int at_once = delta_at_once_(s, scratch);
-    for (int first = 0; first == 0 || first < s.B; first += at_once) { // sets gradients without any, too
+    for (int first = 0; first == 0 || first < s.B; first += at_once) { // also without any
         const size_t tokens = (size_t)first * s.T;
         const DeltaPassGpu<X> part = delta_sequences_(*pass, first, at_once);
         DeltaGradientsGpu<X> dpart = *d;

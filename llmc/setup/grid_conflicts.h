@@ -133,10 +133,10 @@ static int grid_suits_chunks_(char* error, const Settled* s) {
         return grid_refuses_(error, "--context-parallel %d, --update-in-backward on; wanted off", c);
     }
     if (c > 1 && model_mixer(s->cfg) != MIXER_NONE) {
-        return grid_refuses_(error,
-                             "--context-parallel %d, a model whose layers with a delta rule or a short "
-                             "convolution read a sequence from its first token on; wanted 1",
-                             c);
+        return grid_refuses_(
+            error,
+            "--context-parallel %d, --arch %s, whose layers without attention need a whole text; wanted 1", c,
+            model_architecture(s->cfg.arch)->word);
     }
     return c == 1 || s->cfg.E == 0 || o->optimizer.router_balance == 0 ||
            grid_refuses_(error,

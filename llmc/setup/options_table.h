@@ -116,6 +116,7 @@ struct Options {
         float rope_base;
         int window;
         const char* window_pattern;
+        const char* layer_types;
         float softcap;
         const char* share_layers;
     } model;
@@ -143,8 +144,8 @@ struct Options {
         int decay_shape;
         float weight_decay;
         int cautious_decay;
-        float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, z_loss, router_balance, router_z, router_bias_rate,
-            sgd_momentum, adafactor_beta1;
+        float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, z_loss, router_balance, router_z,
+            router_bias_rate, sgd_momentum, adafactor_beta1;
         const char* mup;
         int adafactor_scale;
         float matrix_lr, matrix_weight_decay;
@@ -366,6 +367,9 @@ const OptionRow OPTION_TABLE[] = {
     {"model",       "window-pattern", "",   STRING_(model.window_pattern),        0,       0, RUN_, "",
         "LETTERS", "for qwen2, qwen3: S for a layer with the window, L for one without; the letters repeat (SSSL), "
         "and the last layer is always L; without a pattern: the layers that have it in the family, or all"},
+    {"model",       "layer-types",    "",   STRING_(model.layer_types),           0,       0, RUN_, "",
+        "TYPES", "for qwen35 and lfm2: layers with attention (full), and with the delta rule (delta) or a convolution (conv) in its place; "
+        "the list repeats (3xdelta,full); without one: 3xdelta,full and 2xconv,full"},
     {"model",       "softcap",        "",   FLOAT_(model.softcap),                0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "for nanochat and gemma2: a logit x becomes softcap * tanh(x / softcap); 0: no cap; auto: 15, 30"},
     {"model",       "share-layers",   "",   STRING_(model.share_layers),          0,       0, RUN_, "off",

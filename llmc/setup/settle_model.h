@@ -29,6 +29,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
 
 #ifdef SETTLE_MODEL_IMPLEMENTATION
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "llmc/base/check.h"
@@ -150,8 +151,9 @@ static void settle_no_experts_(const Options* o, const Architecture* kinds) {
                        : o->model.shared_hidden != OPTION_AUTO ? "shared-hidden"
                                                                : NULL;
     if (name) {
-        die_usage("--%s has no meaning with --arch %s; mixtral, qwen3moe, olmoe, glm4moe and gptoss have experts",
-                  name, kinds->word);
+        die_usage(
+            "--%s has no meaning with --arch %s; mixtral, qwen3moe, olmoe, glm4moe and gptoss have experts",
+            name, kinds->word);
     }
 }
 
@@ -302,6 +304,70 @@ static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
     }
 }
 
+// Sets the layers that have a mixer: the list's words, each as often as the number before it says,
+// repeat. Returns 0 if the architecture has no such layers.
+static int settle_parse_types_(ModelConfig* cfg, const char* list) {
+    const char *at = list, *mixed = model_mixer(*cfg) == MIXER_DELTA ? "delta" : "conv";
+    uint8_t types[MODEL_MAX_LAYERS];
+    size_t count = 0;
+    do {
+        size_t times = strspn(at, "0123456789"), is_counted = 0 < times && times < 5 && at[times] == 'x';
+        const char* word = at + (is_counted ? times + 1 : 0);
+        const size_t length = strcspn(word, ",");
+        const int is_mixed = length == strlen(mixed) && strncmp(word, mixed, length) == 0,
+                  is_full = length == strlen("full") && strncmp(word, "full", length) == 0;
+        times = is_counted ? (size_t)atoi(at) : 1;
+        if ((!is_mixed && !is_full) || times < 1 || times > MODEL_MAX_LAYERS - count) {
+            return 0;
+        }
+        memset(types + count, is_mixed, times);
+        count += times;
+        at = word + length;
+    } while (*at++ == ',');
+    memset(cfg->mixed, 0, sizeof(cfg->mixed));
+    for (int l = 0; l < cfg->L; l++) {
+        if (types[(size_t)l % count]) {
+            layer_add(cfg->mixed, l);
+        }
+    }
+    return 1;
+}
+
+// Derives the sizes of a new model's mixer: heads of the delta rule as attention's, in whole 8s.
+static ModelMixer settle_new_mixer_(ModelConfig cfg) {
+    const int size = (model_head_size(cfg) + 7) / 8 * 8, taps = hf_families[cfg.arch].mixer.taps;
+    return model_mixer(cfg) == MIXER_DELTA ? (ModelMixer){taps, cfg.NH, cfg.NH, size, size}
+                                           : (ModelMixer){taps, 0, 0, 0, 0};
+}
+
+// Decides which layers have a mixer in the place of attention, and its sizes.
+static void settle_mixer_(const Options* o, ModelConfig* cfg, const char* path) {
+    const ModelPreset* named = path ? NULL : options_model_size(o);
+    const MixerKind kind = model_mixer(*cfg);
+    const char *given = o->model.layer_types, *of_name = named ? named->layer_types : NULL,
+               *list = given[0]              ? given
+                       : of_name             ? of_name
+                       : kind == MIXER_DELTA ? "3xdelta,full"
+                                             : "2xconv,full";
+    const ModelConfig found = *cfg;
+    if (kind == MIXER_NONE) {
+        if (given[0]) {
+            die_usage("--layer-types has no meaning with --arch %s; qwen35 and lfm2 have it",
+                      model_architecture(cfg->arch)->word);
+        }
+        return;
+    }
+    if ((!path || given[0]) && !settle_parse_types_(cfg, list)) {
+        die_usage("--layer-types %s; wanted a list of full and %s, perhaps each with a number, as %s", list,
+                  kind == MIXER_DELTA ? "delta" : "conv",
+                  kind == MIXER_DELTA ? "3xdelta,full" : "2xconv,full");
+    }
+    if (path && memcmp(cfg->mixed, found.mixed, sizeof(found.mixed)) != 0) {
+        die_usage("--layer-types %s, but the model in %s has others", given, path);
+    }
+    cfg->mixer = cfg->mixer.taps > 0 ? cfg->mixer : settle_new_mixer_(*cfg);
+}
+
 static void settle_softcap_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
     settle_number_(&o->model.softcap, cfg->softcap, "softcap", path);
@@ -368,6 +434,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     settle_shared_expert_(options, &cfg, path);
     settle_positions_(options, &cfg, path);
     settle_window_(options, &cfg, path);
+    settle_mixer_(options, &cfg, path);
     settle_softcap_(options, &cfg, path);
     cfg.share = settle_share_layers_(options, cfg);
     cfg.initial = model_architecture(cfg.arch)->initial;

@@ -69,6 +69,7 @@ static const struct {
     {"vocab-size", "400"},
     {"window", "0 5 200"},
     {"window-pattern", "SL"},
+    {"layer-types", "conv,full 2xdelta,full full"},
     {"share-layers", "all pairs loop:1"},
     {"batch", "1 2 4"},
     {"seq-len", "16 32 64"},
