@@ -404,6 +404,18 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
+// Sets branch (R, C), the gradient of the input of attention or the mixer, given that of its
+// output, and the gradients of its parameters.
+static void branch1_backward(const Block* b, const ModelParameters* d, GradientMode mode, const float* dout) {
+    if (b->mixer.kind != MIXER_NONE) {
+        const MixerGradients dmixer = mixer_gradients_of(d, &b->a, mode);
+        mixer_backward_cpu(&b->mixer, &dmixer, dout, b->branch1.in);
+    } else {
+        const SelfAttentionGradients dattention = self_attention_gradients_of(d, &b->a, mode);
+        self_attention_backward_cpu(&b->attention, &dattention, dout, b->branch1.in);
+    }
+}
+
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
 // in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F) and dqkv (N, QKV) are
 // scratch of the other layer.
@@ -412,7 +424,6 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     const ModelActivations a = b.a;
     const ModelParameters d = model->gradients[l];
     const GradientMode own = share_gradient_mode(model->cfg, l, mode);
-    const SelfAttentionGradients dattention = self_attention_gradients_of(&d, &a, own);
     const MlpLayerGradients dmlp =
         mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->map, l), model->router_losses,
                          router_statistics_of(model->router_statistics, l, model->cfg.E));
@@ -422,13 +433,7 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     zero_clear_unset_cpu(&model->zero, l);
     mlp_backward_cpu(&b.mlp, &dmlp, branch_leave_backward_cpu(&b.branch2, &d2, a.dresidual), b.branch2.in);
     branch_enter_backward_cpu(a.dresidual, &b.branch2, &d2, a.branch);
-    const float* dout = branch_leave_backward_cpu(&b.branch1, &d1, a.dresidual);
-    if (b.mixer.kind != MIXER_NONE) {
-        const MixerGradients dmixer = mixer_gradients_of(&d, &a, own);
-        mixer_backward_cpu(&b.mixer, &dmixer, dout, b.branch1.in);
-    } else {
-        self_attention_backward_cpu(&b.attention, &dattention, dout, b.branch1.in);
-    }
+    branch1_backward(&b, &d, own, branch_leave_backward_cpu(&b.branch1, &d1, a.dresidual));
     branch_enter_backward_cpu(a.dresidual, &b.branch1, &d1, a.branch);
 }
 

@@ -637,10 +637,9 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
                                        : none;
 }
 
-// Sets branch (R, C), the gradient of the input of attention or the mixer, given that of its output,
-// and the gradients of its parameters.
-static void attention_backward(const Block* b, const ModelGradients* d, GradientMode mode,
-                               const floatX* dout) {
+// Sets branch (R, C), the gradient of the input of attention or the mixer, given that of its
+// output, and the gradients of its parameters.
+static void branch1_backward(const Block* b, const ModelGradients* d, GradientMode mode, const floatX* dout) {
     if (b->mixer.kind != MIXER_NONE) {
         const MixerGradientsGpu dmixer = mixer_gradients_of(d, &b->a, mode);
         mixer_backward(&b->mixer, &dmixer, dout, b->branch1.in);
@@ -672,7 +671,7 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     zero_clear_unset(&model->zero, l);
     mlp_backward(&b.mlp, &dmlp, branch_leave_backward(&b.branch2, &d2, a.dresidual), b.branch2.in);
     branch_enter_backward(a.dresidual, &b.branch2, &d2, a.branch);
-    attention_backward(&b, &d, own, branch_leave_backward(&b.branch1, &d1, a.dresidual));
+    branch1_backward(&b, &d, own, branch_leave_backward(&b.branch1, &d1, a.dresidual));
     if (l > 0) {
         wait_for_buffer(model, l - 1);
     }

@@ -86,13 +86,13 @@ static inline void delta_rule_gpu_open(DeltaScratchGpu<X>* scratch, Memory* memo
 // ---- a chunk of a value head ----
 
 // The chunk of a block.
-struct DeltaPlace_ {
+struct DeltaPlace {
     int b, h, chunk, chunks, t0, count;
     size_t token; // the first, of all
 };
 
-__device__ inline DeltaPlace_ delta_place_(DeltaSizes s, int b, int h, int chunk) {
-    DeltaPlace_ at;
+__device__ inline DeltaPlace delta_place(DeltaSizes s, int b, int h, int chunk) {
+    DeltaPlace at;
     at.b = b, at.h = h, at.chunk = chunk;
     at.chunks = (s.T + DELTA_C - 1) / DELTA_C;
     at.t0 = chunk * DELTA_C;
@@ -102,26 +102,27 @@ __device__ inline DeltaPlace_ delta_place_(DeltaSizes s, int b, int h, int chunk
 }
 
 // Returns the number of a chunk among those of all heads.
-__device__ inline size_t delta_chunk_(DeltaSizes s, const DeltaPlace_& at) {
+__device__ inline size_t delta_chunk_(DeltaSizes s, const DeltaPlace& at) {
     return ((size_t)at.b * s.Hv + at.h) * at.chunks + at.chunk;
 }
 
-__device__ inline int delta_key_head_(DeltaSizes s, int h) { return h / (s.Hv / s.Hk); }
+__device__ inline int delta_key_head(DeltaSizes s, int h) { return h / (s.Hv / s.Hk); }
 
 // Returns the first of q (0) or k (1), normalized, of a place; rows are 2 Hk dk apart.
 template <class X>
 __device__ inline const X* delta_unit_at_(const DeltaScratchGpu<X>& scratch, DeltaSizes s,
-                                          const DeltaPlace_& at, int is_key) {
-    return scratch.unit + ((at.token * 2 + is_key) * s.Hk + delta_key_head_(s, at.h)) * s.dk;
+                                          const DeltaPlace& at, int is_key) {
+    return scratch.unit + ((at.token * 2 + is_key) * s.Hk + delta_key_head(s, at.h)) * s.dk;
 }
 
 // Gates of a token: as in delta_rule.h; slope is the derivative of g by a.
-struct DeltaGates_ {
+struct DeltaTokenGates {
     float f, g, slope, beta;
 };
 
 template <class X>
-__device__ inline DeltaGates_ delta_gates_(const DeltaPassGpu<X>& pass, const DeltaPlace_& at, int i) {
+__device__ inline DeltaTokenGates delta_token_gates(const DeltaPassGpu<X>& pass, const DeltaPlace& at,
+                                                    int i) {
     const int Hv = pass.sizes.Hv, t = at.t0 + i;
     const size_t n = at.token + i;
     if (i >= at.count) {
@@ -209,9 +210,9 @@ __global__ void __launch_bounds__(DELTA_THREADS)
     SMEM_ARRAY(float, f, [DELTA_C]);
     SMEM_ARRAY(float, beta, [DELTA_C]);
     const DeltaSizes s = pass.sizes;
-    const DeltaPlace_ at = delta_place_(s, (int)blockIdx.z, (int)blockIdx.y, (int)blockIdx.x);
+    const DeltaPlace at = delta_place(s, (int)blockIdx.z, (int)blockIdx.y, (int)blockIdx.x);
     const int padded = delta_padded(s.dk), stride = delta_stride<X>(padded), tid = (int)threadIdx.x,
-              key_head = delta_key_head_(s, at.h), R = 2 * s.Hk * s.dk + s.Hv * s.dv;
+              key_head = delta_key_head(s, at.h), R = 2 * s.Hk * s.dk + s.Hv * s.dv;
     const DeltaLane lane = delta_lane();
     X* k = q + DELTA_C * stride;
     float *decay = (float*)(k + DELTA_C * stride), *a = decay + DELTA_C * DELTA_C;
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(DELTA_THREADS)
     delta_normalize_(k, stride, unit ? unit + (size_t)s.Hk * s.dk : NULL, unit_row,
                      from + (size_t)s.Hk * s.dk, (size_t)R, at.count, s.dk, 1.0f);
     if (tid < DELTA_C) {
-        const DeltaGates_ gates = delta_gates_(pass, at, tid);
+        const DeltaTokenGates gates = delta_token_gates(pass, at, tid);
         f[tid] = gates.f, beta[tid] = gates.beta;
     }
     __syncthreads();
@@ -293,7 +294,7 @@ template <class X> __device__ inline DeltaColumns_<X> delta_columns_(X* memory, 
 // Starts to load what the chunk kernel has prepared.
 template <class X>
 __device__ inline void delta_load_chunk_(const DeltaColumns_<X>& x, const DeltaScratchGpu<X>& scratch,
-                                         DeltaSizes s, const DeltaPlace_& at) {
+                                         DeltaSizes s, const DeltaPlace& at) {
     constexpr int STRIDE = delta_stride<X>(DELTA_C);
     const size_t unit_row = 2 * (size_t)s.Hk * s.dk;
     const X* squares = scratch.squares + delta_chunk_(s, at) * 2 * DELTA_C * DELTA_C;
@@ -314,7 +315,7 @@ __device__ inline void delta_load_chunk_(const DeltaColumns_<X>& x, const DeltaS
 // Copies a state (dk, 64) from shared memory to global.
 template <class X>
 __device__ inline void delta_save_state_(X* states, const DeltaColumns_<X>& x, DeltaSizes s,
-                                         const DeltaPlace_& at) {
+                                         const DeltaPlace& at) {
     X* to = states + delta_chunk_(s, at) * s.dk * s.dv + x.first;
     delta_save(to, (size_t)s.dv, x.s, delta_stride<X>(DELTA_C), s.dk, x.cols);
 }
@@ -353,7 +354,7 @@ __global__ void __launch_bounds__(DELTA_THREADS)
     DeltaState<KT> state = {};
     delta_store_state<KT>(x.s, state);
     for (int chunk = 0; chunk * DELTA_C < s.T; chunk++) {
-        const DeltaPlace_ at = delta_place_(s, b, h, chunk);
+        const DeltaPlace at = delta_place(s, b, h, chunk);
         const size_t out_at = (at.token * s.Hv + h) * s.dv + x.first;
         float of_key[8][4], of_query[8][4];
         delta_load_chunk_(x, scratch, s, at);
@@ -416,7 +417,7 @@ __global__ void __launch_bounds__(DELTA_THREADS)
     DeltaState<KT> ds = {};
     delta_store_state<KT>(x.s, ds);
     for (int chunk = (s.T - 1) / DELTA_C; chunk >= 0; chunk--) {
-        const DeltaPlace_ at = delta_place_(s, b, h, chunk);
+        const DeltaPlace at = delta_place(s, b, h, chunk);
         const size_t out_at = (at.token * s.Hv + h) * s.dv + x.first;
         float acc[8][4], dr[8][4];
         delta_load_chunk_(x, scratch, s, at);
@@ -480,7 +481,7 @@ static_assert(2 * DELTA_TILE<bf16> * sizeof(bf16) >= DELTA_C * DELTA_C * sizeof(
 template <class X>
 __device__ inline void delta_load_values_(const DeltaTiles_<X>& x, const X* dout,
                                           const DeltaScratchGpu<X>& scratch, DeltaSizes s,
-                                          const DeltaPlace_& at, int d) {
+                                          const DeltaPlace& at, int d) {
     constexpr int STRIDE = delta_stride<X>(DELTA_C);
     const size_t from = (at.token * s.Hv + at.h) * s.dv + d, row = (size_t)s.Hv * s.dv;
     const int cols = min((int)DELTA_C, s.dv - d);
@@ -492,7 +493,7 @@ __device__ inline void delta_load_values_(const DeltaTiles_<X>& x, const X* dout
 // Starts to load columns d ... d+63 of q and k.
 template <class X>
 __device__ inline void delta_load_keys_(const DeltaTiles_<X>& x, const DeltaScratchGpu<X>& scratch,
-                                        DeltaSizes s, const DeltaPlace_& at, int d) {
+                                        DeltaSizes s, const DeltaPlace& at, int d) {
     const size_t row = 2 * (size_t)s.Hk * s.dk;
     const int cols = min((int)DELTA_C, s.dk - d);
     delta_load(x.q, delta_stride<X>(DELTA_C), delta_unit_at_(scratch, s, at, 0) + d, row, at.count, cols,
@@ -546,7 +547,7 @@ __device__ inline void delta_decay_terms_(float (&dG)[2], float (&dp)[8][4], flo
 template <class X>
 __device__ inline void delta_scores_backward_(const DeltaTiles_<X>& x, DeltaRows_& rows, const X* dout,
                                               const DeltaScratchGpu<X>& scratch, DeltaSizes s,
-                                              const DeltaPlace_& at) {
+                                              const DeltaPlace& at) {
     constexpr int STRIDE = delta_stride<X>(DELTA_C);
     const int row0 = (int)threadIdx.x / 32 * 16;
     const DeltaLane lane = delta_lane();
@@ -588,7 +589,7 @@ __device__ inline void delta_scores_backward_(const DeltaTiles_<X>& x, DeltaRows
 template <class X>
 __device__ inline float delta_keys_backward_(const DeltaTiles_<X>& x, DeltaRows_& rows, const X* dout,
                                              const DeltaScratchGpu<X>& scratch, DeltaSizes s,
-                                             const DeltaPlace_& at, int d) {
+                                             const DeltaPlace& at, int d) {
     constexpr int STRIDE = delta_stride<X>(DELTA_C);
     const int row0 = (int)threadIdx.x / 32 * 16, there = min((int)DELTA_C, s.dk - d);
     float dq[8][4], row[8][4], col[8][4], dots[2] = {}, next = 0.0f;
@@ -646,13 +647,13 @@ __global__ void __launch_bounds__(DELTA_THREADS)
     SMEM_DYNAMIC(X, memory);
     SMEM_ARRAY(DeltaRows_, rows, [1]);
     const DeltaSizes s = pass.sizes;
-    const DeltaPlace_ at = delta_place_(s, (int)blockIdx.z, (int)blockIdx.y, (int)blockIdx.x);
+    const DeltaPlace at = delta_place(s, (int)blockIdx.z, (int)blockIdx.y, (int)blockIdx.x);
     const DeltaTiles_<X> x = delta_tiles_(memory);
     const int tid = (int)threadIdx.x;
-    DeltaGates_ gates = {};
+    DeltaTokenGates gates = {};
     if (tid < DELTA_C) {
         const float* kept = scratch.gates + ((at.token + tid) * s.Hv + at.h) * DELTA_GATES;
-        gates = delta_gates_(pass, at, tid);
+        gates = delta_token_gates(pass, at, tid);
         rows->f[tid] = gates.f, rows->beta[tid] = gates.beta;
         rows->carry[tid] = tid < at.count ? kept[1] : 0.0f;
         rows->keep[tid] = tid < at.count ? kept[2] : 0.0f;
@@ -827,7 +828,7 @@ static inline void delta_rule_backward(const DeltaGradientsGpu<X>* d, const Delt
                                        DeltaScratchGpu<X>* scratch, const Gpu* gpu) {
     const DeltaSizes s = pass->sizes;
     const int at_once = delta_at_once_(s, scratch);
-    for (int first = 0; first == 0 || first < s.B; first += at_once) { // also without any
+    for (int first = 0; first == 0 || first < s.B; first += at_once) { // once without any
         const size_t tokens = (size_t)first * s.T;
         const DeltaPassGpu<X> part = delta_sequences_(*pass, first, at_once);
         DeltaGradientsGpu<X> dpart = *d;

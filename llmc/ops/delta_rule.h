@@ -24,9 +24,9 @@ It is 0 before the first token of a document.
 
 delta_rule_forward sets out, and `state` after the last token of each sequence unless it is NULL.
 delta_rule_backward sets dqkv and dba, and sets or adds to dA_log and ddt_bias, unless they are
-NULL, according to `mode`; it computes the states again from the inputs. dk and dv are multiples of 8, up to
-DELTA_RULE_WIDEST. delta_rule_step, with T = 1, reads one more token of each sequence, and updates
-`state`.
+NULL, according to `mode`; it computes the states again from the inputs. dk and dv are multiples of
+8, up to DELTA_RULE_WIDEST. delta_rule_step, with T = 1, reads one more token of each sequence, and
+updates `state`.
 
 Both passes go from chunk to chunk of C = 64 tokens. In a chunk with the state S0 before it, with
 rows for tokens and D[i][j] the product of f of tokens j+1 ... i (1 for i = j, 0 for i < j):

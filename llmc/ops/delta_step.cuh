@@ -22,12 +22,12 @@ template <class X> __global__ void delta_step_kernel(DeltaPassGpu<X> pass) {
               c = (int)blockIdx.x * 32 + x, R = 2 * s.Hk * s.dk + s.Hv * s.dv;
     const X* row = pass.qkv + (size_t)b * R;
     float* state = pass.state + ((size_t)b * s.Hv + h) * s.dk * s.dv + c;
-    DeltaPlace_ at = delta_place_(s, b, h, 0);
+    DeltaPlace at = delta_place(s, b, h, 0);
     at.t0 = 1; // no start of a document
     at.count = 1;
-    const DeltaGates_ gates = delta_gates_(pass, at, 0);
+    const DeltaTokenGates gates = delta_token_gates(pass, at, 0);
     for (int is_key = 0; is_key < 2; is_key++) {
-        const X* from = row + (size_t)(is_key * s.Hk + delta_key_head_(s, h)) * s.dk;
+        const X* from = row + (size_t)(is_key * s.Hk + delta_key_head(s, h)) * s.dk;
         float square = 0.0f;
         for (int i = x; i < s.dk; i += 32) {
             square += to_float(from[i]) * to_float(from[i]);

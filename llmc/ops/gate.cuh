@@ -30,7 +30,7 @@ __global__ void gate_forward_kernel(X* out, const X* inp, const X* gate, size_t 
     store_floats<WIDTH>(out + at, x);
 }
 
-// As gate_forward_kernel; a thread reads its elements before it writes them.
+// A thread computes a pack, or an element; dinp may be dout: it reads them before it writes.
 // grid   ceil(n / (256 WIDTH))      block   256      shared   none
 // moves  3n in, 2n out. Bound by memory.
 // order  fixed: no sums.

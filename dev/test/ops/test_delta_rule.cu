@@ -106,7 +106,7 @@ static void expect_near(const float* got, const float* want, size_t n, double fa
 }
 
 // Queries, keys, T, P, U and the state are rounded to X where they are factors; errors of sums grow
-// along the document. Of the gates' sums a case has only one for each head, which may be small.
+// along the document. The largest of the sums over all tokens may be small.
 template <class X> static void check(Case c, const Gpu* gpu) {
     const Inputs x = inputs_of<X>(&c);
     const Results got = on_gpu<X>(&c, &x, gpu), want = on_cpu(&c, &x);
