@@ -232,7 +232,7 @@ static inline size_t ref_model_tokens_(const RefModel* m) {
 
 // Sizes of the MLP of a layer, or of its experts.
 typedef struct {
-    size_t E, F, A, Fs; // experts, or 0; hidden units, of each of them, of all; of the shared expert
+    size_t E, F, A, Fs; // experts, or 0; hidden units of each, of all; of the shared expert
 } RefMlp;
 
 static inline RefMlp ref_mlp_(RefSizes s, const RefParameters* p) {

@@ -176,8 +176,8 @@ static inline const TensorRow* file_tensor_row(const FileTensor* tensor, const T
                                                       : tensor->row];
 }
 
-// Returns for how many layers files of an architecture have the tensor (tensor_layer); `name` is the
-// tensor's in such files, `rows` the table of parameters.
+// Returns for how many layers files of an architecture have the tensor (tensor_layer); `name` is
+// the tensor's in such files, `rows` the table of parameters.
 static inline int file_tensor_layers(const FileTensor* tensor, const char* name, const TensorRow* rows,
                                      Arch arch) {
     return name && tensor->architectures >> arch & 1 ? file_tensor_row(tensor, rows, arch)->uses : 0;

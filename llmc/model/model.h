@@ -163,7 +163,7 @@ typedef struct {
     int has_head;                             // the classifier has a matrix of its own, not wte
     int E, E_used;                            // experts, and how many process a token; 0: none
     int dense_layers;                         // the first ones, which have an MLP and no experts
-    int expert_groups, expert_groups_used;    // in which a token chooses them (router.h); 0: one group
+    int expert_groups, expert_groups_used;    // of which a token chooses some; 0: one group
     int Fe, Fs;                               // hidden units of an expert, 0: F; of the shared one
     float router_factor;                      // of the experts' weights, ROUTER_SIGMOID; 0: 1
     int window;                               // keys that a query sees in layers with a window
@@ -177,7 +177,7 @@ typedef struct {
     int rope_dims;                            // channels of a head that turn; 0: all
     RopeScaling scaling;
     RopeFactors rope_factors;           // ROPE_LONG: of the pairs that turn
-    float window_rope_base;             // of layers with a window; 0: all layers have the same positions
+    float window_rope_base;             // of layers with a window; 0: all have the same positions
     RopeScaling window_scaling;         // with it
     uint8_t unrotated[LAYER_SET_BYTES]; // layers without rotary positions
     InitialWeights initial;             // random weights; files do not have it
@@ -240,8 +240,8 @@ static inline ActivationKind model_activation(ModelConfig cfg) {
 }
 static inline int model_gates(ModelConfig cfg) { return activation_gates(model_activation(cfg)); }
 
-// Layers that have a tensor, or a part of the model: none, it lies outside of the blocks; all; those
-// with one MLP; those with experts.
+// Layers that have a tensor, or a part of the model: none, it lies outside of the blocks; all;
+// those with one MLP; those with experts.
 typedef enum { LAYERS_ONCE, LAYERS_ALL, LAYERS_DENSE, LAYERS_EXPERTS } LayersKind;
 
 // Return 1 if layer l is one of these, and how many are.
@@ -574,9 +574,8 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
 // Returns how a parameter is cut: as its row says, or if experts are divided, into whole experts.
 // All heads have the same norm, unless it is of all together.
 static inline TensorSplit model_split_(TensorSplit split, size_t member, ModelConfig cfg) {
-    const int is_expert = split == SPLIT_EXPERTS,
-              is_of_heads =
-                  member == offsetof(ModelParameters, qnormw) || member == offsetof(ModelParameters, knormw);
+    const int is_expert = split == SPLIT_EXPERTS, is_of_heads = member == offsetof(ModelParameters, qnormw) ||
+                                                                member == offsetof(ModelParameters, knormw);
     if (is_of_heads && !heads_parts(model_architecture(cfg.arch)->heads).is_together) {
         return SPLIT_NONE;
     }
@@ -596,7 +595,7 @@ static inline void model_row_layers_(TensorRow* row, ModelConfig cfg, LayersKind
         row->without[l / 8] ^= (uint8_t)(model_layer_has(cfg, kind, l) << l % 8);
     }
     const int copies = most > 1 ? tensor_copies_before(row, row->blocks) : row->blocks;
-    row->layers = copies > 0 || tensor_is_absent(row) ? copies : 1; // layers that keep nothing share it
+    row->layers = copies > 0 || tensor_is_absent(row) ? copies : 1; // for layers that keep nothing
 }
 
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
@@ -613,7 +612,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     TensorRow* row = rows;
 #define MODEL_ROW_(name_, layers_, rows_, cols_, apart_, parts_, init_, decay_, kind_, split_)               \
     row->name = #name_;                                                                                      \
-    row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                                                          \
+    row->split = model_split_(SPLIT_##split_, offsetof(ModelParameters, name_), cfg);                        \
     row->places = 1;                                                                                         \
     row->in_block = LAYERS_##layers_ != LAYERS_ONCE;                                                         \
     row->place = row->in_block && !(has_cuts && row->split == SPLIT_NONE) ? PLACE_BLOCK : PLACE_ONCE;        \
@@ -748,7 +747,7 @@ static inline int model_group_layer(ModelConfig cfg, int g) {
 }
 static inline int model_group(ModelConfig cfg, int l) { return 1 + model_copy(cfg, l); }
 
-// Moves the pointer of a row in `pointers` from the first copy to that of layer l; NULL: it has none.
+// Moves the pointer of a row in `pointers` from the first copy to layer l's; NULL if it has none.
 static inline void model_advance_(void* pointers, const TensorRow* row, int l) {
     if (tensor_has_layer(row, l)) {
         tensor_advance(pointers, row, tensor_copy(row, l));

@@ -28,7 +28,8 @@ extern "C" {
 // `error` if the text is invalid, or does not fit L.
 int share_parse(int* share, int L, const char* text, char* error);
 
-// Returns 1 if layers that share parameters have the same ones; if not, 0 and the reason in `error`.
+// Returns 1 if layers that share parameters have the same ones; if not, 0 and the reason in
+// `error`.
 int share_check(ModelConfig cfg, char* error);
 
 // ---- the backward pass ----

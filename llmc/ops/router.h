@@ -39,7 +39,7 @@ q = s / sum of s,
 A padding token also takes experts, but its dlogits are 0 and statistics leave it out.
 
 The bias has no gradient. It can balance experts without a loss: after each update
-bias += rate sign(mean load - load), with the load of an expert the tokens of the update that take it.
+bias += rate sign(mean load - load). The load of an expert is how many tokens of the update take it.
 
 Softmax over the chosen, and dropless experts: Jiang et al., "Mixtral of experts", 2024; balance:
 Fedus et al., "Switch transformers", 2021; z-loss: Zoph et al., "ST-MoE", 2022; sigmoid:

@@ -17,13 +17,12 @@
 
 enum { SEQUENCES = 2, TOKENS = 13 }; // of the fixtures
 
-static const char* const names[] = {"llama",         "llama3",       "mistral",  "qwen2",        "qwen3",
-                                    "qwen3_tied",    "arcee",        "nanochat", "mixtral",      "qwen3moe",
-                                    "olmoe",         "glm4moe",      "yarn",     "yarn_exact",   "longrope",
-                                    "longrope_near", "olmo2",        "granite",  "gemma2",       "smollm3",
-                                    "olmo3",         "exaone4",      "granite4", "gemma3",       "phi3",
-                                    "gptoss",        "gptoss_mxfp4", "glm4",     "glm4moe_dense",
-                                    "glm4moe_groups"};
+static const char* const names[] = {
+    "llama",  "llama3",     "mistral",      "qwen2",         "qwen3",         "qwen3_tied",
+    "arcee",  "nanochat",   "mixtral",      "qwen3moe",      "olmoe",         "glm4moe",
+    "yarn",   "yarn_exact", "longrope",     "longrope_near", "olmo2",         "granite",
+    "gemma2", "smollm3",    "olmo3",        "exaone4",       "granite4",      "gemma3",
+    "phi3",   "gptoss",     "gptoss_mxfp4", "glm4",          "glm4moe_dense", "glm4moe_groups"};
 enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
 
 typedef struct {
@@ -274,7 +273,7 @@ static void test_upcycled(const char* name, Arch arch) {
         (float*)check_alloc(model_parameter_rows_of(sparse.rows, sparse.cfg, sizeof(float)), 1, name);
     whole_model_read(dense.path, sparse.cfg, sparse.rows, sparse.memory);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const char* name_of_dense = sparse.rows[i].name + (sparse.rows[i].experts > 1); // fcw of efcw
+        const char* name_of_dense = sparse.rows[i].name + (sparse.rows[i].experts > 1); // efcw: fcw
         const TensorRow* row = row_called(dense.rows, MODEL_PARAMETER_ROWS, name_of_dense);
         const size_t of_dense = tensor_layer_elements(row);
         for (size_t k = 0; k < tensor_elements(&sparse.rows[i]); k++) {
