@@ -664,8 +664,8 @@ static inline void ref_router_distribution_(Real* q, const Real* l, const RefRou
     }
 }
 
-// Lowers the scores of experts in groups that a token does not use: those beyond the groups_used with
-// the largest sums of their two largest scores.
+// Lowers the scores of experts in groups that a token does not use: those beyond the groups_used
+// with the largest sums of their two largest scores.
 static inline void ref_router_choose_groups_(Real* score, const RefRouter* r) {
     const size_t count = r->groups > 1 ? r->E / r->groups : 0;
     Real sums[ROUTER_MAX_EXPERTS];

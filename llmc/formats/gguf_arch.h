@@ -199,6 +199,10 @@ int gguf_check(ModelConfig cfg, char* error) {
     if (!arch->name) {
         return error_set(error, "--export-gguf", "llama.cpp has no %s; --out DIR works", word);
     }
+    if (cfg.expert_groups > 0) {
+        return error_set(error, "--export-gguf", "%d groups of experts are not written; --out DIR works",
+                         cfg.expert_groups);
+    }
     if (arch->fills_channels && model_heads(cfg) != cfg.C) {
         return error_set(
             error, "--export-gguf",

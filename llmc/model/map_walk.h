@@ -140,7 +140,7 @@ typedef enum { MAP_TRAINED, MAP_FROZEN, MAP_EMBEDDING } MapKind;
 typedef struct {
     int layer; // the lowest that uses it; -1: outside of the blocks
     MapKind kind;
-    int ranks;              // data ranks that divide it: W, or of divided experts those with the same
+    int ranks;              // data ranks that divide it: W; of divided experts, those with the same
     int copies;             // gradients, one after the other: one for the tokens of each neighbor
     int first, count;       // its shards
     size_t begin, elements; // in the group of parameters; with padding

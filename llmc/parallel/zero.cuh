@@ -584,8 +584,8 @@ static inline ModelGradients zero_bind_gradients(const ZeroGpu* z, int l) {
 #undef ZERO_GRADIENT_
 }
 
-// Clears the gradients of layer l that its backward pass does not set: where layers take turns in the
-// same memory, it still has those of another layer.
+// Clears the gradients of layer l that its backward pass does not set: where layers take turns in
+// the same memory, it still has those of another layer.
 static inline void zero_clear_unset(ZeroGpu* z, int l) {
     const Map* m = z->map;
     const Bucket* b = map_trained(m, model_group(m->cfg, l));

@@ -207,8 +207,8 @@ const RunTurn* run_turn(Run* run, InBackward* hook);
 // outliers. Sets *update. Returns true if the update should be made.
 int run_accepts(Run* run, Update* update);
 
-// Returns the sums of the statistics of all routers, layer after layer, of the update that run_accepts
-// judged; NULL if it was not made, or the biases of routers stay.
+// Returns the sums of the statistics of all routers, layer after layer, of the update that
+// run_accepts judged; NULL if it was not made, or the biases of routers stay.
 const double* run_moves_biases(const Run* run);
 
 // Counts the step, and logs it.

@@ -175,8 +175,8 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
     cfg->dense_layers = o->model.dense_layers;
 }
 
-// Returns 8/3 C hidden units, which the experts that process a token share, rounded up to a multiple
-// of 64.
+// Returns 8/3 C hidden units, which the experts that process a token share, rounded up to a
+// multiple of 64.
 static int settle_shared_out_(ModelConfig cfg) {
     const int used = cfg.E_used > 0 ? cfg.E_used : 1;
     return (8 * cfg.C / 3 / used + 63) / 64 * 64;
@@ -188,8 +188,8 @@ static int settle_hidden_(ModelConfig cfg) {
     return cfg.F > 0 || model_gates(cfg) == 1 ? model_hidden(cfg) : settle_shared_out_(cfg);
 }
 
-// Decides the hidden units of an expert, after those of the MLP, which are theirs if all layers have
-// experts.
+// Decides the hidden units of an expert, after those of the MLP, which are theirs if all layers
+// have experts.
 static void settle_expert_hidden_(Options* o, ModelConfig* cfg, const char* path) {
     if (cfg->E == 0) {
         return;

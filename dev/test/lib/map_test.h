@@ -35,6 +35,11 @@ static inline ModelConfig map_test_model(Rand* random) {
         cfg.Fs = map_test_below(random, 2) ? 32 : 0;
     }
     cfg.share = cfg.L % 2 == 0 && map_test_below(random, 4) == 0 ? SHARE_PAIRS : SHARE_OFF;
+    if (model_architecture(cfg.arch)->router == ROUTER_SIGMOID && map_test_below(random, 3)) {
+        cfg.dense_layers = map_test_below(random, cfg.L);
+        cfg.dense_layers -= cfg.dense_layers % model_copy_repeats(cfg);
+        cfg.Fe = cfg.dense_layers > 0 ? 32 : 0;
+    }
     return cfg;
 }
 

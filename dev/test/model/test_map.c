@@ -124,7 +124,8 @@ static void check_bind(const Map* m) {
             char* at;
             memcpy(&at, (const char*)&p + m->rows[i].member, sizeof(at));
             const Shard* s = map_find(m, i, l);
-            EXPECT((s != NULL) == !tensor_is_absent(&m->rows[i]), "%s of layer %d", m->rows[i].name, l);
+            const int has = !tensor_is_absent(&m->rows[i]) && tensor_has_layer(&m->rows[i], l);
+            EXPECT((s != NULL) == has, "%s of layer %d", m->rows[i].name, l);
             EXPECT(s ? at == memory + map_at(m, s, MAP_PARAMETERS) : at == NULL, "%s of layer %d",
                    m->rows[i].name, l);
             EXPECT(!s || s->piece.first == 0, "%s of layer %d", m->rows[i].name, l);
@@ -271,7 +272,7 @@ static Counts counts_of(const MapOf* of) {
     model_parameter_rows_of(c.rows, of->whole, 1);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         c.begin[i] = c.elements;
-        c.elements += (size_t)c.rows[i].uses * tensor_layer_elements(&c.rows[i]);
+        c.elements += (size_t)(c.rows[i].in_block ? of->whole.L : 1) * tensor_layer_elements(&c.rows[i]);
     }
     for (int k = 0; k < 4; k++) {
         c.counts[k] = (int*)check_alloc(c.elements, sizeof(int), "counts");
