@@ -153,7 +153,7 @@ static inline int hf_rope_read_value_(JsonReader* text, const char* key, HfRope*
     if (strcmp(key, "original_max_position_embeddings") == 0) {
         return hf_rope_read_size_(text, &rope->scaling.original_context);
     }
-    if (strncmp(key, "mrope_", strlen("mrope_")) == 0) { // positions of pictures: those of text are the same
+    if (strncmp(key, "mrope_", strlen("mrope_")) == 0) { // of pictures: text has plain positions
         return json_skip(text);
     }
     if (strcmp(key, "truncate") == 0) {
