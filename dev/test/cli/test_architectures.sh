@@ -39,7 +39,7 @@ test_texts() {
 }
 
 test_export() {
-    if [ "$arch" = nanochat ] || [ "$arch" = gemma2 ] || [ "$arch" = exaone4 ] || [ "$arch" = gptoss ]; then # no such layers
+    if [[ " nanochat gemma2 exaone4 gptoss qwen35 lfm2 " = *" $arch "* ]]; then # no such layers
         bad 2 "--export-gguf|$arch" --model whole --steps 0 --export-gguf model.gguf
     elif [ "$arch" = olmoe ]; then # llama.cpp's loader of it wants an output layer of its own
         bad 2 "--export-gguf|olmoe|--own-head on" --model whole --steps 0 --export-gguf model.gguf
@@ -54,6 +54,11 @@ test_options() {
     for line in '--optimizer adamw8bit' '--optimizer adafactor' '--optimizer muon --muon-rows on' '--optimizer soap' '--optimizer lion' \
         '--optimizer sgd --lr 0.1' '--matmul bf16' '--freeze embeddings,blocks[0]' '--freeze attention,fcw[1]' \
         '--share-layers all' '--share-layers loop:1' '--doc-mask on --z-loss 1e-4' '--recompute 3' '--plan'; do
+        if [[ "$arch $line" = @(qwen35|lfm2)' --share-layers'* ]]; then # one of two layers has attention
+            # shellcheck disable=SC2086
+            bad 2 "--share-layers|only layer 1 has attention" "${model[@]}" $line
+            continue
+        fi
         # shellcheck disable=SC2086
         runs "$arch $line" "${model[@]}" $line
         check "$arch $line: finite" sh -c '! grep -qiwE "nan|inf" stdout'
@@ -78,7 +83,8 @@ lines=('llama --kv-heads 2 --own-head on' 'mistral --window 9' 'qwen2 --kv-heads
     'olmo2 --kv-heads 2' 'gemma2 --kv-heads 2 --window 9 --window-pattern SL' 'granite --kv-heads 1'
     'smollm3 --kv-heads 2' 'olmo3 --kv-heads 2 --window 9' 'exaone4 --kv-heads 2 --window 9 --window-pattern SL'
     'granite4 --kv-heads 1' 'gemma3 --kv-heads 2 --window 9' 'phi3 --window 9' 'glm4 --kv-heads 2'
-    'gptoss --experts 4 --kv-heads 2 --window 9')
+    'gptoss --experts 4 --kv-heads 2 --window 9' 'qwen35 --kv-heads 2 --layer-types delta,full'
+    'lfm2 --kv-heads 2 --layer-types conv,full')
 for i in "${!lines[@]}"; do
     has_case "$i" || continue
     line=${lines[i]}

@@ -361,6 +361,42 @@ TEST(kinds_of_layers) {
     }
 }
 
+// Layers with a mixer in the place of attention, and its sizes; LFM2's rule for hidden units.
+TEST(layers_without_attention) {
+    // clang-format off
+#define KV_ "'num_key_value_heads':2"
+#define TYPES_(type) "'layer_types':['" type "','full_attention','" type "']"
+    static const struct {
+        const char *type, *members;
+        uint8_t mixed;
+        int F, has_head, rope_dims;
+        ModelMixer mixer;
+    } cases[] = {
+        {"qwen3_5_text", "", 7, 40, 1, 64, {4, 16, 32, 128, 128}},
+        {"qwen3_5_text", "'full_attention_interval':2,'partial_rotary_factor':0.5", 5, 40, 1, 128, {4, 16, 32, 128, 128}},
+        {"qwen3_5_text", "'full_attention_interval':3," TYPES_("linear_attention") ",'linear_conv_kernel_dim':2,"
+         "'linear_num_key_heads':3,'linear_num_value_heads':6,'linear_key_head_dim':8,'linear_value_head_dim':16,"
+         "'attn_output_gate':true,'rope_parameters':{'mrope_section':[11,11,10],'mrope_interleaved':true,"
+         "'rope_type':'default','rope_theta':1e4}", 5, 40, 1, 64, {2, 3, 6, 8, 16}},
+        {"lfm2", KV_, 0, 256, 0, 0, {3, 0, 0, 0, 0}},
+        {"lfm2", KV_ ",'full_attn_idxs':[1],'tie_word_embeddings':true,'tie_embedding':false,"
+         "'block_auto_adjust_ff_dim':false", 5, 40, 1, 0, {3, 0, 0, 0, 0}},
+        {"lfm2", KV_ "," TYPES_("conv") ",'block_ff_dim':3001,'conv_L_cache':4,'block_ffn_dim_multiplier':1.25,"
+         "'block_multiple_of':10", 5, 2500, 0, 0, {4, 0, 0, 0, 0}},
+    };
+#undef KV_
+#undef TYPES_
+    // clang-format on
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const ModelConfig cfg = read_members(cases[i].type, cases[i].members);
+        EXPECT(cfg.mixed[0] == cases[i].mixed && cfg.F == cases[i].F && cfg.has_head == cases[i].has_head &&
+                   cfg.rope_dims == cases[i].rope_dims &&
+                   memcmp(&cfg.mixer, &cases[i].mixer, sizeof(cfg.mixer)) == 0,
+               "%s, %s: mixers in %d, %d hidden, head %d, %d channels turn", cases[i].type, cases[i].members,
+               cfg.mixed[0], cfg.F, cfg.has_head, cfg.rope_dims);
+    }
+}
+
 // Half of a head turns, in halves or in pairs that lie side by side; the rest stays in its place.
 TEST(partial_positions) {
     HfFamily partial = hf_families[ARCH_QWEN3];
@@ -540,6 +576,14 @@ TEST(missing_keys_of_experts) {
          "position_embedding_type is alibi, wanted rope or nope"},
         {{"exaone4", "'num_key_value_heads':2,'sliding_window_pattern':'LLG'"},
          "has letters, wanted layer_types"},
+        {{"lfm2", "'num_key_value_heads':2,'conv_bias':true"}, "conv_bias is true, wanted false"},
+        {{"lfm2", "'num_key_value_heads':2,'conv_L_cache':9"}, "a convolution of 9 taps, wanted 2 to 8"},
+        {{"lfm2", "'num_key_value_heads':2,'layer_types':['sliding_attention','conv','conv']"},
+         "layer_types has sliding_attention, wanted full_attention and conv"},
+        {{"qwen3_5_text", "'attention_bias':true"}, "attention_bias is true, wanted false"},
+        {{"qwen3_5_text", "'attn_output_gate':false"}, "attn_output_gate is false, wanted true"},
+        {{"qwen3_5_text", "'linear_key_head_dim':12"}, "keys of 12 channels|multiples of 8"},
+        {{"qwen3_5_text", "'linear_num_value_heads':24"}, "24 heads of values and 16 of keys"},
     };
 #undef GLM_
 #undef HYBRID_

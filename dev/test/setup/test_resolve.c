@@ -297,6 +297,21 @@ static void test_kinds_of_layers(void) {
     expect_architecture("--model olmo3:7b --layers 4 --window 0", olmo3);
 }
 
+// Layers without attention: those of the list, which repeats, or of the family or the name.
+static void test_layer_types(void) {
+    ModelConfig qwen35 = sizes_of(ARCH_QWEN35), lfm2 = sizes_of(ARCH_LFM2);
+    qwen35.mixer = (ModelMixer){4, 4, 4, 32, 32}, qwen35.mixed[0] = 7 | 16;
+    lfm2.mixer.taps = 3, lfm2.mixed[0] = 3 | 8 | 16;
+    expect_architecture("--arch qwen35 --layers 5", qwen35);
+    expect_architecture("--arch lfm2 --layers 5", lfm2);
+    lfm2.mixed[0] = 2 | 4 | 16;
+    expect_architecture("--arch lfm2 --layers 5 --layer-types full,2xconv", lfm2);
+    lfm2 = (ModelConfig){.arch = ARCH_LFM2, .C = 1024, .NH = 16, .KV = 8, .HS = 64, .F = 4608};
+    lfm2.rope_base = 1e6f, lfm2.norm_eps = 1e-5f, lfm2.mixer.taps = 3;
+    lfm2.mixed[0] = 0xff & ~(4 | 32);
+    expect_architecture("--model lfm2:350m --layers 8", lfm2);
+}
+
 // Sizes come from the name or the options, and else from the architecture. GPT-2 has none of them.
 static void test_architectures(void) {
     ModelConfig nanochat = sizes_of(ARCH_NANOCHAT), llama = sizes_of(ARCH_LLAMA);
@@ -348,6 +363,14 @@ static void test_architectures(void) {
                    "--window-pattern SL|qwen2 or qwen3");
     expect_refused(TEXT "--arch qwen3 --window 5 --window-pattern SX", 2, "--window-pattern SX|S and L");
     expect_refused(TEXT "--arch qwen3 --window-pattern SL", 2, "--window-pattern SL|with --window");
+    expect_refused(TEXT "--arch llama --layer-types full", 2,
+                   "--layer-types|no meaning with --arch llama|lfm2");
+    expect_refused(TEXT "--arch qwen35 --layer-types 2xconv,full", 2,
+                   "--layer-types 2xconv,full|full and delta");
+    expect_refused(TEXT "--arch lfm2 --layer-types 0xconv", 2, "--layer-types 0xconv|full and conv");
+    expect_refused(TEXT "--arch lfm2 --layer-types conv,", 2, "--layer-types conv,|full and conv");
+    expect_refused(TEXT "--arch qwen35 --share-layers pairs --layers 4", 2,
+                   "--share-layers|layers 2 and 3|only layer 3 has attention");
     expect_refused(TEXT "--arch llama --softcap 15", 2, "--softcap|no meaning with --arch llama|nanochat");
     expect_refused(TEXT "--arch qwen2 --model llama:1b", 2, "--arch qwen2|llama:1b is a llama");
     expect_refused(TEXT "--arch llama --hidden 96 --optimizer adamw8bit", 2,
@@ -1248,6 +1271,7 @@ TEST(resolve) {
     test_model();
     test_architectures();
     test_kinds_of_layers();
+    test_layer_types();
     test_banner();
     test_experts();
     test_recipe();
