@@ -562,7 +562,7 @@ static inline RefActivation_ ref_activation_(Real x, Real gate, ActivationKind k
     case ACTIVATION_CLAMPED: {
         const Real h = fmin(gate, 7), c = fmin(fmax(x, -7), 7), s = ref_sigmoid_(1.702 * h);
         return (RefActivation_){h * s * (c + 1), c == x ? h * s : 0,
-                                h == gate ? (c + 1) * s * (1 + 1.702 * h * (1 - s)) : 0};
+                                (Real)(h == gate ? (c + 1) * s * (1 + 1.702 * h * (1 - s)) : 0)};
     }
     case ACTIVATION_RELU2: {
         const Real positive = fmax(x, 0);

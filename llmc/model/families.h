@@ -15,8 +15,7 @@ has the tensors of its architecture whose parameters the model has.
 #include "llmc/model/model.h"
 
 // Rows of a parameter that a tensor of a file has: all; the queries', keys' or values'; the first
-// half, of an MLP those of its gate, or the second; of both, in turns. With experts: the rows of
-// one expert.
+// half, in an MLP its gate, or the second; of both, in turns. With experts: the rows of one expert.
 typedef enum { ROWS_ALL, ROWS_Q, ROWS_K, ROWS_V, ROWS_GATE, ROWS_UP, ROWS_TURNS } FileRows;
 
 typedef enum {

@@ -250,6 +250,8 @@ static void expect_architecture(const char* options, ModelConfig wanted) {
            "%s: E %d, %d used, Fs %d", options, got.E, got.E_used, got.Fs);
     EXPECT(got.window == wanted.window && memcmp(got.windows, wanted.windows, sizeof(got.windows)) == 0,
            "%s: window %d in layers %x", options, got.window, got.windows[0]);
+    EXPECT(got.mixed[0] == wanted.mixed[0] && memcmp(&got.mixer, &wanted.mixer, sizeof(got.mixer)) == 0,
+           "%s: layers %x have a mixer of %d taps", options, got.mixed[0], got.mixer.taps);
     EXPECT(got.unrotated[0] == wanted.unrotated[0] && got.window_rope_base == wanted.window_rope_base,
            "%s: layers %x do not turn, base with windows %g", options, got.unrotated[0],
            (double)got.window_rope_base);
@@ -310,6 +312,26 @@ static void test_layer_types(void) {
     lfm2.rope_base = 1e6f, lfm2.norm_eps = 1e-5f, lfm2.mixer.taps = 3;
     lfm2.mixed[0] = 0xff & ~(4 | 32);
     expect_architecture("--model lfm2:350m --layers 8", lfm2);
+}
+
+// Named hybrids have the parameters that transformers counts.
+static void test_named_hybrids(void) {
+    static const struct {
+        const char* options;
+        double parameters;
+    } models[] = {{"--model qwen35:0.8b --vocab-size 248320", 752393024},
+                  {"--model qwen35:2b --vocab-size 248320", 1881825088},
+                  {"--model qwen35:4b --vocab-size 248320", 4205751296},
+                  {"--model lfm2:350m --vocab-size 65536", 354483968},
+                  {"--model lfm2:1.2b --vocab-size 65536", 1170340608}};
+    for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
+        char line[256];
+        snprintf(line, sizeof(line), "%s--seq-len 16 %s", TEXT, models[i].options);
+        Run run = run_open(line);
+        const double got = model_count_parameters(run.settled.cfg);
+        EXPECT(got == models[i].parameters, "%s: %.0f", models[i].options, got);
+        run_close(&run);
+    }
 }
 
 // Sizes come from the name or the options, and else from the architecture. GPT-2 has none of them.
@@ -1272,6 +1294,7 @@ TEST(resolve) {
     test_architectures();
     test_kinds_of_layers();
     test_layer_types();
+    test_named_hybrids();
     test_banner();
     test_experts();
     test_recipe();
