@@ -52,7 +52,7 @@ test_export() {
 test_options() {
     local line
     for line in '--optimizer adamw8bit' '--optimizer adafactor' '--optimizer muon --muon-rows on' '--optimizer soap' '--optimizer lion' \
-        '--optimizer sgd --lr 0.1' '--matmul bf16' '--freeze embeddings,blocks[0]' '--freeze attention,fcw[1]' \
+        '--optimizer sgd --lr 0.1' '--matmul bf16' '--freeze embeddings,blocks[0]' '--freeze attention,mlp[1]' \
         '--share-layers all' '--share-layers loop:1' '--doc-mask on --z-loss 1e-4' '--recompute 3' '--plan'; do
         if [[ "$arch $line" = @(qwen35|lfm2)' --share-layers'* ]]; then # one of two layers has attention
             # shellcheck disable=SC2086
