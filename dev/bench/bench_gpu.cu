@@ -645,6 +645,8 @@ static Router random_router(Bench* bench, int E, int used) {
                            bench->T,
                            E,
                            used,
+                           0,
+                           0,
                            1,
                            NULL,
                            random_array<float>(bench, N * E, 1),

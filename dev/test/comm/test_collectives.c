@@ -208,8 +208,18 @@ static void test_experts(Group* g, int way) {
                               (2 * T * USED + 2 * rows + 2 * (size_t)E + 2 + (size_t)(g->size * E)) * 4);
     float* floats = (float*)memory_allocate(&memory, "test", MEMORY_HOST, 5 * rows * sizeof(float));
     int *first = ints + 2 * T * USED, *order = first + E + 1, *counts = order + rows;
-    const Router router = {ROUTER_CHOSEN,   1,     N,     E,     USED, 1, NULL, logits, ints,
-                           ints + T * USED, order, first, floats};
+    const Router router = {.kind = ROUTER_CHOSEN,
+                           .B = 1,
+                           .T = N,
+                           .E = E,
+                           .used = USED,
+                           .factor = 1,
+                           .logits = logits,
+                           .chosen = ints,
+                           .rows = ints + T * USED,
+                           .order = order,
+                           .first = first,
+                           .scale = floats};
     const ExpertParallel x = {g,
                               counts,
                               floats + 2 * rows,
