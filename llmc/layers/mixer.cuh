@@ -96,8 +96,8 @@ static inline MixerGpu mixer_of(const LayerPassGpu* layer, MixerScratchGpu* scra
     m.A_log = p->mixdecay, m.dt_bias = p->mixstep;
     m.mix = a->mix, m.conv_out = a->mixconv, m.z_out = a->mixz, m.ba_out = a->mixba;
     m.o = a->mixo, m.y = a->mixy;
-    m.inputs = pass->cached ? a->mix_inputs + sequence * inputs : NULL;
-    m.state = pass->cached && is_delta ? a->mix_state + sequence * delta_rule_state_size(m.sizes) : NULL;
+    m.inputs = a->mix_inputs ? a->mix_inputs + sequence * inputs : NULL;
+    m.state = a->mix_state ? a->mix_state + sequence * delta_rule_state_size(m.sizes) : NULL;
     m.is_step = pass_is_step(pass);
     m.scratch = scratch;
     m.linear = layer->linear;

@@ -89,8 +89,8 @@ static inline Mixer mixer_of(const LayerPass* layer, DeltaScratch* scratch) {
                    .o = a->mixo,
                    .y = a->mixy,
                    .z_out = a->mixz,
-                   .inputs = pass->cached ? a->mix_inputs + sequence * inputs : NULL,
-                   .state = pass->cached && is_delta ? a->mix_state + sequence * state : NULL,
+                   .inputs = a->mix_inputs ? a->mix_inputs + sequence * inputs : NULL,
+                   .state = a->mix_state ? a->mix_state + sequence * state : NULL,
                    .is_step = pass_is_step(pass),
                    .scratch = scratch,
                    .linear = layer->linear};
