@@ -102,9 +102,8 @@ static inline int hf_by_address_(const void* a, const void* b) {
 // Refuses unexpected tensors, and notes ignored ones; `used` are those that were read. Sorts them.
 static inline void hf_check_others(const SafeTensorsSet* set, ModelConfig cfg, const SafeTensorsView** used,
                                    size_t num_used) {
-    static const char* const notes[] = {[HF_HEAD_] = "heads for other tasks",
-                                        [HF_PREDICTION_] = "layers that predict further tokens",
-                                        [HF_VISION_] = "parts that see pictures"};
+    static const char* const notes[HF_VISION_ + 1] = {
+        NULL, NULL, "heads for other tasks", "layers that predict further tokens", "parts that see pictures"};
     HfNames_ names[HF_VISION_ + 1] = {{0, ""}};
     safetensors_sort(used, num_used, sizeof(*used), hf_by_address_);
     for (size_t f = 0; f < set->num_files; f++) {

@@ -169,9 +169,9 @@ static inline MixerGradients mixer_gradients_of(const ModelParameters* d, const 
 // Sets dmix, dz and dba from dy.
 static inline void mixer_delta_backward_(const Mixer* m, const MixerGradients* d) {
     const DeltaPass delta = mixer_delta_(m);
+    const DeltaGradients gradients = {d->dy, d->dconv, d->dba, d->dA_log, d->ddt_bias, d->mode};
     gated_norm_backward_cpu(d->dy, d->dz, d->dnormw, d->dy, m->o, &m->norm, d->mode);
-    delta_rule_backward_cpu(&(DeltaGradients){d->dy, d->dconv, d->dba, d->dA_log, d->ddt_bias, d->mode},
-                            &delta, m->scratch);
+    delta_rule_backward_cpu(&gradients, &delta, m->scratch);
     short_conv_backward_cpu(d->dmix, d->dconvw, NULL, d->dconv, m->mix, &m->conv, d->mode);
 }
 

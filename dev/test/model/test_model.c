@@ -241,7 +241,8 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
         "chosen expert_rows expert_order expert_first expert_scale sfch sfch_act expert_in "
         "expert_out dexpert_scale drouter_logits ";
     static const char of_mixers[] =
-        " attgatew mixw mixzw mixbaw mixconvw mixdecay mixstep mixnormw mixoutw att_gate mix mixconv mixz mixba "
+        " attgatew mixw mixzw mixbaw mixconvw mixdecay mixstep mixnormw mixoutw att_gate mix mixconv mixz "
+        "mixba "
         "mixo mix_rstd mixy mix_inputs mix_state att_gated datt_gate dmix dmixconv dmixz dmixba dmixy dpart ";
     static const char of_ranks[] =
         " gathered parts arrived qk_sums word_rows all_logits expert_counts arrived_in "
@@ -252,8 +253,7 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
         const int is_absent = tensor_is_absent(&rows[i]),
                   is_left_out = (!has_experts && is_word_of(of_experts, rows[i].name)) ||
                                 (!has_after && is_word_of(of_after, rows[i].name)) ||
-                                is_word_of(of_mixers, rows[i].name) ||
-                                is_word_of(of_ranks, rows[i].name);
+                                is_word_of(of_mixers, rows[i].name) || is_word_of(of_ranks, rows[i].name);
         EXPECT(!is_absent || (rows[i].layers == 0 && tensor_copy(&rows[i], 2) == 0), "%s", rows[i].name);
         EXPECT(is_absent || !is_left_out, "%s without experts, slices or ranks that divide them",
                rows[i].name);

@@ -22,10 +22,11 @@ static void factors(double* of_act, double* of_dpre, const float* pre, const flo
     const size_t gates = (size_t)activation_gates(kind);
     for (size_t i = 0; i < N * F; i++) {
         const size_t gate = i / F * gates * F + i % F, x = gate + (gates - 1) * F;
-        const double other = gates == 2 ? fabs(pre[gate]) : 1;
-        of_act[i] = fabs(pre[x]) * other;
+        const int is_raised = kind == ACTIVATION_CLAMPED; // x + 1, and a sigmoid that is steeper
+        const double other = (gates == 2 ? fabs(pre[gate]) : 1) * (1 + is_raised);
+        of_act[i] = (fabs(pre[x]) + is_raised) * other;
         of_dpre[x] = fabs(dact[i]) * other;
-        of_dpre[gate] = gates == 2 ? fabs(dact[i] * pre[x]) * (1 + other) : of_dpre[gate];
+        of_dpre[gate] = gates == 2 ? fabs(dact[i]) * (fabs(pre[x]) + is_raised) * (1 + other) : of_dpre[gate];
     }
 }
 
