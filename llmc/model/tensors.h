@@ -107,6 +107,7 @@ typedef struct {
     TensorLife life;
     size_t offset_bytes; // offset of layer 0 in the allocation
     size_t group_bytes;  // parameters only: offset of the group of layer 0
+    size_t block_bytes;  // parameters only: distance from a block to the next
     size_t layer_bytes;  // distance from a copy to the next; 0 if memory has only one
     int by_block;        // true: from a block to the next, which may have no copy
     size_t member;       // offset of the pointer in the struct
@@ -302,6 +303,7 @@ static inline size_t tensor_place_groups(TensorRow* rows, int count, int copies,
                   has_more = !tensor_is_absent(&rows[i]) && (is_block ? copies : rows[i].layers) > 1;
         rows[i].by_block = is_block;
         rows[i].group_bytes = is_block ? blocks * bytes : 0;
+        rows[i].block_bytes = block * bytes;
         rows[i].layer_bytes = has_more ? (is_block ? block : tensor_room_(&rows[i])) * bytes : 0;
     }
     return array_bytes(blocks + (size_t)copies * block, bytes);
@@ -382,10 +384,10 @@ static inline size_t tensor_group_offset_bytes(const TensorRow* rows, int g) {
     if (g == 0) {
         return 0; // a stage of layers may have nothing in it
     }
-    while (rows[i].place != PLACE_BLOCK || tensor_is_absent(&rows[i])) {
+    while (rows[i].place != PLACE_BLOCK) {
         i++;
     }
-    return rows[i].group_bytes + (size_t)tensor_group_copy(g) * rows[i].layer_bytes;
+    return rows[i].group_bytes + (size_t)tensor_group_copy(g) * rows[i].block_bytes;
 }
 
 // Returns the offset of a parameter in its group.

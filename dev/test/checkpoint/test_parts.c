@@ -204,8 +204,12 @@ static Optimizer random_optimizer(Rand* random, const MapOf* a, const MapOf* b) 
                                           OPTIMIZER_ADAMW8BIT};
     const ModelConfig cfg = a->whole;
     const int is_cut = a->tensor > 1 || b->tensor > 1 || a->experts > 1 || b->experts > 1,
-              has_blocks = cfg.C % MAP_BLOCK == 0 && model_hidden(cfg) % MAP_BLOCK == 0 && cfg.Fs == 0;
-    const OptimizerName name = names[map_test_below(random, has_blocks && !is_cut ? 7 : 6)];
+              has_blocks =
+                  cfg.C % MAP_BLOCK == 0 && model_hidden(cfg) % MAP_BLOCK == 0 && cfg.Fs == 0 && cfg.Fe == 0;
+    const OptimizerName drawn = names[map_test_below(random, has_blocks && !is_cut ? 7 : 6)];
+    // Adafactor updates all experts of a layer as one (grid_conflicts.h)
+    const OptimizerName name =
+        drawn == OPTIMIZER_ADAFACTOR && (a->experts > 1 || b->experts > 1) ? OPTIMIZER_ADAMW : drawn;
     Optimizer optimizer = optimizer_of(name, map_test_below(random, 2), MASTER_NONE);
     optimizer.frozen = a->freeze.rows;
     optimizer.soap_max_side = map_test_below(random, 2) ? INT_MAX : 60;
