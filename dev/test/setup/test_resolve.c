@@ -299,7 +299,7 @@ static void test_kinds_of_layers(void) {
     expect_architecture("--model olmo3:7b --layers 4 --window 0", olmo3);
 }
 
-// Layers without attention: those of the list, which repeats, or of the family or the name.
+// Layers without attention: named by the list, which repeats, else by the family or the name.
 static void test_layer_types(void) {
     ModelConfig qwen35 = sizes_of(ARCH_QWEN35), lfm2 = sizes_of(ARCH_LFM2);
     qwen35.mixer = (ModelMixer){4, 4, 4, 32, 32}, qwen35.mixed[0] = 7 | 16;

@@ -107,7 +107,7 @@ static void open_with(Bpe* bpe, const char* vocabulary, const char* text) {
         test_write("model/chat_template.jinja", text, strlen(text));
     }
     bpe_open(bpe, test_path("model"));
-    bpe_date_chats(bpe, "2024-02-09"); // that of the fixtures
+    bpe_date_chats(bpe, "2024-02-09"); // the date in the fixtures
 }
 
 // Returns the checksum of the tokens after the first one, and of which are learned.
