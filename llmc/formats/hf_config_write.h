@@ -316,7 +316,7 @@ static void hf_write_mixer_(FILE* file, ModelConfig cfg) {
 // Writes the constants of a family, and the keys of experts.
 static void hf_write_experts_(FILE* file, ModelConfig cfg) {
     const HfFamily* family = &hf_families[cfg.arch];
-    fputs(family->constants, file);
+    fputs(family->constants ? family->constants : "", file);
     if (FAMILY_OWN_HIDDEN >> cfg.arch & 1) {
         fprintf(file, "  \"%s\": %d,\n", family->hidden, model_expert_hidden(cfg));
     }

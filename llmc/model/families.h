@@ -32,8 +32,8 @@ typedef enum {
 
 // Orders of the channels of a head that rotary positions turn in pairs.
 typedef enum {
-    ORDER_PAIRS,  // pair i is (2i, 2i + 1), as in memory
     ORDER_HALVES, // pair i is (i, i + dims / 2)
+    ORDER_PAIRS,  // pair i is (2i, 2i + 1), as in memory
     ORDER_SWAPPED // pair i is (i + dims / 2, i): nanochat turns the other way round
 } HeadOrder;
 

@@ -5,8 +5,6 @@ presets.h -- named models: published sizes.
 #define LLMC_PRESETS_H
 
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "llmc/model/model.h"
 
@@ -30,143 +28,155 @@ typedef struct {
     ModelMixer mixer;        // 0: derived from the heads
 } ModelPreset;
 
-static inline const ModelPreset* model_presets(int* count) {
-#define UNSCALED_                                                                                            \
-    { ROPE_PLAIN, 0, 0, 0, 0, 0, 0 }
-#define ALIKE_                                                                                               \
-    NULL, { 0, 0, 0, 0, 0 }
-#define PLAIN_ 0, 0, 0, 0, 0, 0, 0, 0, ALIKE_
-#define GPT_(name, L, C, NH, max_T)                                                                          \
-    { name, ARCH_GPT2, L, C, NH, 0, 0, 0, max_T, 0, 0, 0, 0, 0, UNSCALED_, 0, 0, PLAIN_ }
-#define MODEL_(name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base)                               \
-    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, UNSCALED_, 0, 0, PLAIN_ }
-#define EXPERTS_(name, arch, L, C, NH, KV, HS, F, E, E_used, max_T, V, has_head, eps, base)                  \
-    { name, arch, L, C, NH, KV, HS, F, max_T, V, has_head, eps, base, 0, UNSCALED_, E, E_used, PLAIN_ }
-#define LLAMA3_(name, L, C, NH, KV, F, has_head, factor)                                                     \
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// All models with a name; their number in *count.
+const ModelPreset* model_presets(int* count);
+
+// Returns the model called `name` (the prefix "gpt2:" is optional), or NULL.
+const ModelPreset* model_preset_by_name(const char* name);
+
+// Sets `text` to all names, sizes after their family: "gpt2:d6 d12 ..., llama:135m ...".
+void model_preset_names(char* text, size_t room);
+
+// Returns the sizes of a named model with a vocabulary of V. The family decides which layers have a
+// window, and which turn (settle_model.h).
+ModelConfig model_preset_config(const ModelPreset* preset, int V);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef PRESETS_IMPLEMENTATION
+
+#include <stdio.h>
+#include <string.h>
+
+#define MODEL_(name_, arch_, l, c, nh, kv, hs, f, t, v, head, eps, ...)                                      \
     {                                                                                                        \
-        name, ARCH_LLAMA, L, C, NH, KV, 0, F, 131072, 128256, has_head, 1e-5f, 5e5f, 0,                      \
-            {ROPE_LLAMA3, factor, 1, 4, 8192, 0, 0}, 0, 0, PLAIN_                                            \
+        .name = name_, .arch = arch_, .L = l, .C = c, .NH = nh, .KV = kv, .HS = hs, .F = f, .max_T = t,      \
+        .V = v, .has_head = head, .norm_eps = eps, __VA_ARGS__                                               \
     }
-#define NANOCHAT_(name, L, C, NH, max_T, V)                                                                  \
-    { name, ARCH_NANOCHAT, L, C, NH, 0, 0, 0, max_T, V, 1, 1e-6f, 1e4f, 15, UNSCALED_, 0, 0, PLAIN_ }
-#define OLMO3_(name, L, C, NH, KV, F)                                                                        \
-    {                                                                                                        \
-        name, ARCH_OLMO3, L, C, NH, KV, 0, F, 65536, 100278, 1, 1e-6f, 5e5f, 0,                              \
-            {ROPE_YARN, 8, 1, 32, 8192, 1.2079441541679836f, 0}, 0, 0, 4096, 5e5f, 0, 0, 0, 0, 0, 0, ALIKE_  \
-    }
-#define GEMMA2_(name, L, C, NH, KV, F)                                                                       \
-    {                                                                                                        \
-        name, ARCH_GEMMA2, L, C, NH, KV, 256, F, 8192, 256000, 0, 1e-6f, 1e4f, 30, UNSCALED_, 0, 0, 4096, 0, \
-            0, 0, 0, 0, 0, 50, ALIKE_                                                                        \
-    }
-#define GEMMA3_(name, L, C, NH, KV, F, max_T, V, window, ...)                                                \
-    {                                                                                                        \
-        name, ARCH_GEMMA3, L, C, NH, KV, 256, F, max_T, V, 0, 1e-6f, 1e6f, 0, __VA_ARGS__, 0, 0, window,     \
-            1e4f, 0, 0, 0, 0, 0, 0, ALIKE_                                                                   \
-    }
-#define GRANITE_(name, arch, L, C, NH, KV, F, V, scale, divisor)                                             \
-    {                                                                                                        \
-        name, arch, L, C, NH, KV, 0, F, 131072, V, 0, 1e-5f, 1e7f, 0, UNSCALED_, 0, 0, 0, 0, scale, 12,      \
-            0.22f, divisor, 0, 0, ALIKE_                                                                     \
-    }
-#define QWEN35_(name, L, C, NH, KV, F, value_heads)                                                          \
-    {                                                                                                        \
-        name, ARCH_QWEN35, L, C, NH, KV, 256, F, 262144, 248320, 0, 1e-6f, 1e7f, 0, UNSCALED_, 0, 0, 0, 0,   \
-            0, 0, 0, 0, 64, 0, NULL, {                                                                       \
-            4, 16, value_heads, 128, 128                                                                     \
-        }                                                                                                    \
-    }
-#define LFM2_(name, C, NH, F)                                                                                \
-    {                                                                                                        \
-        name, ARCH_LFM2, 16, C, NH, 8, 64, F, 128000, 65536, 0, 1e-5f, 1e6f, 0, UNSCALED_, 0, 0, 0, 0, 0, 0, \
-            0, 0, 0, 0, "2xconv,full,2xconv,full,2xconv,full,conv,full,conv,full,conv,full,conv", {          \
-            3, 0, 0, 0, 0                                                                                    \
-        }                                                                                                    \
-    }
-    // clang-format off
-    static const ModelPreset models[] = {
-        GPT_("gpt2:d6",      6,   384,  6, 1024), GPT_("gpt2:d12",    12,   768, 12, 1024), // d12: GPT-2 124M
-        GPT_("gpt2:d24",    24,  1024, 16, 1024), GPT_("gpt2:d36",    36,  1280, 20, 1024), // 350M, 774M
-        GPT_("gpt2:d48",    48,  1600, 25, 1024), GPT_("gpt2:d60",    60,  1920, 30, 1024), // 1558M
-        GPT_("gpt2:d72",    72,  2880, 30, 1024), GPT_("gpt2:d84",    84,  3456, 36, 1024),
-        GPT_("gpt3:c384",    6,   384,  6, 2048), GPT_("gpt3:c768",   12,   768, 12, 2048), // c768: GPT-3 125M
-        GPT_("gpt3:c1024",  24,  1024, 16, 2048), GPT_("gpt3:c1536",  24,  1536, 16, 2048), // 350M, 760M
-        GPT_("gpt3:c2048",  24,  2048, 16, 2048), GPT_("gpt3:c2560",  32,  2560, 32, 2048), // 1.3B, 2.7B
-        GPT_("gpt3:c4096",  32,  4096, 32, 2048), GPT_("gpt3:c5120",  40,  5120, 40, 2048), // 6.7B, 13B
-        GPT_("gpt3:c5140",  40,  5120, 40, 2048),                                           // 13B as the paper misprints it
-        GPT_("gpt3:c12288", 96, 12288, 96, 2048),                                           // 175B
-        GPT_("gpt2",        12,   768, 12, 1024), GPT_("gpt2-medium", 24,  1024, 16, 1024),
-        GPT_("gpt2-large",  36,  1280, 20, 1024), GPT_("gpt2-xl",     48,  1600, 25, 1024),
-        //     name          architecture  L     C  NH KV   HS     F   max_T       V  head    eps    base
-        MODEL_("llama:135m", ARCH_LLAMA,  30,  576,  9, 3,   0, 1536,   8192,  49152, 0, 1e-5f, 1e5f), // SmolLM2
-        MODEL_("llama:360m", ARCH_LLAMA,  32,  960, 15, 5,   0, 2560,   8192,  49152, 0, 1e-5f, 1e5f),
-        MODEL_("llama:1.1b", ARCH_LLAMA,  22, 2048, 32, 4,   0, 5632,   2048,  32000, 1, 1e-5f, 1e4f), // TinyLlama
-        LLAMA3_("llama:1b",               16, 2048, 32, 8,       8192, 0, 32), // Llama 3.2
-        LLAMA3_("llama:3b",               28, 3072, 24, 8,       8192, 0, 32),
-        LLAMA3_("llama:8b",               32, 4096, 32, 8,      14336, 1, 8), // Llama 3.1
-        LLAMA3_("llama:70b",              80, 8192, 64, 8,      28672, 1, 8),
-        MODEL_("mistral:7b", ARCH_MISTRAL, 32, 4096, 32, 8,  0, 14336, 32768,  32768, 1, 1e-5f, 1e6f), // v0.3: no window
-        MODEL_("qwen2:0.5b", ARCH_QWEN2,  24,  896, 14, 2,   0, 4864,  32768, 151936, 0, 1e-6f, 1e6f),
-        MODEL_("qwen2:1.5b", ARCH_QWEN2,  28, 1536, 12, 2,   0, 8960,  32768, 151936, 0, 1e-6f, 1e6f),
-        MODEL_("qwen2:3b",   ARCH_QWEN2,  36, 2048, 16, 2,   0, 11008, 32768, 151936, 0, 1e-6f, 1e6f),
-        MODEL_("qwen2:7b",   ARCH_QWEN2,  28, 3584, 28, 4,   0, 18944, 32768, 152064, 1, 1e-6f, 1e6f),
-        MODEL_("qwen3:0.6b", ARCH_QWEN3,  28, 1024, 16, 8, 128, 3072,  40960, 151936, 0, 1e-6f, 1e6f),
-        MODEL_("qwen3:1.7b", ARCH_QWEN3,  28, 2048, 16, 8, 128, 6144,  40960, 151936, 0, 1e-6f, 1e6f),
-        MODEL_("qwen3:4b",   ARCH_QWEN3,  36, 2560, 32, 8, 128, 9728,  40960, 151936, 0, 1e-6f, 1e6f),
-        MODEL_("qwen3:8b",   ARCH_QWEN3,  36, 4096, 32, 8, 128, 12288, 40960, 151936, 1, 1e-6f, 1e6f),
-        MODEL_("smollm3:3b", ARCH_SMOLLM3, 36, 2048, 16, 4,  0, 11008, 65536, 128256, 0, 1e-6f, 5e6f),
-        MODEL_("olmo2:1b",   ARCH_OLMO2,  16, 2048, 16, 0,   0, 8192,   4096, 100352, 1, 1e-6f, 5e5f),
-        MODEL_("olmo2:7b",   ARCH_OLMO2,  32, 4096, 32, 0,   0, 11008,  4096, 100352, 1, 1e-6f, 5e5f),
-        OLMO3_("olmo3:7b",                32, 4096, 32, 32,     11008),
-        OLMO3_("olmo3:32b",               64, 5120, 40, 8,      27648),
-        GRANITE_("granite:2b", ARCH_GRANITE,  40, 2048, 32, 8,   8192,          49159, 0.015625f, 8), // 3.3
-        GRANITE_("granite:8b", ARCH_GRANITE,  40, 4096, 32, 8,  12800,          49159, 0.0078125f, 16),
-        GRANITE_("granite4:1b", ARCH_GRANITE4, 40, 2048, 16, 4,  4096,         100352, 0.0078125f, 8),
-        GRANITE_("granite4:3b", ARCH_GRANITE4, 40, 2560, 40, 8,  8192,         100352, 0.015625f, 10), // micro
-        GEMMA2_("gemma2:2b",   26, 2304,  8, 4,  9216),
-        GEMMA2_("gemma2:9b",   42, 3584, 16, 8, 14336),
-        GEMMA3_("gemma3:270m", 18,  640,  4, 1,  2048,  32768, 262144,  512, UNSCALED_),
-        GEMMA3_("gemma3:1b",   26, 1152,  4, 1,  6912,  32768, 262144,  512, UNSCALED_),
-        GEMMA3_("gemma3:4b",   34, 2560,  8, 4, 10240, 131072, 262208, 1024, {ROPE_LINEAR, 8, 0, 0, 0, 0, 0}),
-        {"phi3:mini", ARCH_PHI3, 32, 3072, 32, 0, 0, 8192, 4096, 32064, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 2047, 0, 0, 0, 0, 0, 0, 0, ALIKE_},
-        {"glm4:9b",   ARCH_GLM4, 40, 4096, 32, 2, 128, 13696, 32768, 151552, 1, 1e-5f, 1e4f, 0, UNSCALED_, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, ALIKE_},
-        {"exaone4:1.2b", ARCH_EXAONE4, 30, 2048, 32, 8, 64, 4096, 65536, 102400, 0, 1e-5f, 1e6f, 0, {ROPE_LLAMA3, 16, 1, 4, 8192, 0, 0}, 0, 0, PLAIN_},
-        QWEN35_("qwen35:0.8b", 24, 1024,  8, 2, 3584, 16),
-        QWEN35_("qwen35:2b",   24, 2048,  8, 2, 6144, 16),
-        QWEN35_("qwen35:4b",   32, 2560, 16, 4, 9216, 32),
-        LFM2_("lfm2:350m", 1024, 16, 4608), LFM2_("lfm2:1.2b", 2048, 32, 8192),
-        //       name               architecture    L     C  NH KV   HS      F    E used  max_T      V  head   eps    base
-        EXPERTS_("moe:8x124m",      ARCH_MIXTRAL,  12,  768, 12, 0,   0,  1024,   8, 2,  1024,     0, 0, 1e-5f, 1e4f),
-        EXPERTS_("mixtral:8x7b",    ARCH_MIXTRAL,  32, 4096, 32, 8,   0, 14336,   8, 2, 32768, 32000, 1, 1e-5f, 1e6f),
-        EXPERTS_("olmoe:1b-7b",     ARCH_OLMOE,    16, 2048, 16, 0,   0,  1024,  64, 8,  4096, 50304, 1, 1e-5f, 1e4f),
-        EXPERTS_("qwen3moe:30b-a3b", ARCH_QWEN3MOE, 48, 2048, 32, 4, 128,   768, 128, 8, 40960, 151936, 1, 1e-6f, 1e6f),
-        {"gpt-oss:20b", ARCH_GPTOSS, 24, 2880, 64, 8, 64, 2880, 131072, 201088, 1, 1e-5f, 1.5e5f, 0,
-         {ROPE_YARN, 32, 1, 32, 4096, 1.3465735902799727f, 1}, 32, 4, 128, 0, 0, 0, 0, 0, 0, 0, ALIKE_},
-        NANOCHAT_("nanochat:d12", 12, 768, 6, 2048, 65536),
-        NANOCHAT_("nanochat:d20", 20, 1280, 10, 2048, 65536),
-        NANOCHAT_("speedrun", 12, 768, 6, 1024, 0), // it also has a recipe (recipes.h)
-    };
-    // clang-format on
-#undef UNSCALED_
-#undef ALIKE_
-#undef PLAIN_
-#undef GPT_
+#define EXPERTS_(name, arch, l, c, nh, kv, hs, f, e, used, t, v, head, eps, ...)                             \
+    MODEL_(name, arch, l, c, nh, kv, hs, f, t, v, head, eps, .E = e, .E_used = used, __VA_ARGS__)
+#define LLAMA3_SCALING_(times)                                                                               \
+    { ROPE_LLAMA3, times, 1, 4, 8192, 0, 0 }
+#define YARN_(times, original, attention, is_exact)                                                          \
+    { ROPE_YARN, times, 1, 32, original, attention, is_exact }
+#define GPT_(name_, l, c, nh, t)                                                                             \
+    { .name = name_, .arch = ARCH_GPT2, .L = l, .C = c, .NH = nh, .max_T = t }
+#define LLAMA3_(name, l, c, nh, kv, f, head, times)                                                          \
+    MODEL_(name, ARCH_LLAMA, l, c, nh, kv, 0, f, 131072, 128256, head, 1e-5f, .rope_base = 5e5f,             \
+           .scaling = LLAMA3_SCALING_(times))
+#define NANOCHAT_(name, l, c, nh, t, v)                                                                      \
+    MODEL_(name, ARCH_NANOCHAT, l, c, nh, 0, 0, 0, t, v, 1, 1e-6f, .rope_base = 1e4f, .softcap = 15)
+#define OLMO3_(name, l, c, nh, kv, f)                                                                        \
+    MODEL_(name, ARCH_OLMO3, l, c, nh, kv, 0, f, 65536, 100278, 1, 1e-6f, .rope_base = 5e5f,                 \
+           .scaling = YARN_(8, 8192, 1.2079441541679836f, 0), .window = 4096, .window_base = 5e5f)
+#define GEMMA2_(name, l, c, nh, kv, f)                                                                       \
+    MODEL_(name, ARCH_GEMMA2, l, c, nh, kv, 256, f, 8192, 256000, 0, 1e-6f, .rope_base = 1e4f,               \
+           .softcap = 30, .window = 4096, .attention_softcap = 50)
+#define GEMMA3_(name, l, c, nh, kv, f, t, v, ...)                                                            \
+    MODEL_(name, ARCH_GEMMA3, l, c, nh, kv, 256, f, t, v, 0, 1e-6f, .rope_base = 1e6f,                       \
+           .window_base = 1e4f, __VA_ARGS__)
+#define GRANITE_(name, arch, l, c, nh, kv, f, v, scale, divisor)                                             \
+    MODEL_(name, arch, l, c, nh, kv, 0, f, 131072, v, 0, 1e-5f, .rope_base = 1e7f,                           \
+           .attention_scale = scale, .embedding_factor = 12, .residual_factor = 0.22f,                       \
+           .logits_divisor = divisor)
+#define QWEN35_(name, l, c, nh, kv, f, heads)                                                                \
+    MODEL_(name, ARCH_QWEN35, l, c, nh, kv, 256, f, 262144, 248320, 0, 1e-6f, .rope_base = 1e7f,             \
+           .rope_dims = 64, .mixer = {4, 16, heads, 128, 128})
+#define LFM2_(name, c, nh, f)                                                                                \
+    MODEL_(name, ARCH_LFM2, 16, c, nh, 8, 64, f, 128000, 65536, 0, 1e-5f, .rope_base = 1e6f, .mixer.taps = 3, \
+           .layer_types = "2xconv,full,2xconv,full,2xconv,full,conv,full,conv,full,conv,full,conv")
+
+// clang-format off
+static const ModelPreset models_[] = {
+    GPT_("gpt2:d6",      6,   384,  6, 1024), GPT_("gpt2:d12",    12,   768, 12, 1024), // d12: GPT-2 124M
+    GPT_("gpt2:d24",    24,  1024, 16, 1024), GPT_("gpt2:d36",    36,  1280, 20, 1024), // 350M, 774M
+    GPT_("gpt2:d48",    48,  1600, 25, 1024), GPT_("gpt2:d60",    60,  1920, 30, 1024), // 1558M
+    GPT_("gpt2:d72",    72,  2880, 30, 1024), GPT_("gpt2:d84",    84,  3456, 36, 1024),
+    GPT_("gpt3:c384",    6,   384,  6, 2048), GPT_("gpt3:c768",   12,   768, 12, 2048), // c768: GPT-3 125M
+    GPT_("gpt3:c1024",  24,  1024, 16, 2048), GPT_("gpt3:c1536",  24,  1536, 16, 2048), // 350M, 760M
+    GPT_("gpt3:c2048",  24,  2048, 16, 2048), GPT_("gpt3:c2560",  32,  2560, 32, 2048), // 1.3B, 2.7B
+    GPT_("gpt3:c4096",  32,  4096, 32, 2048), GPT_("gpt3:c5120",  40,  5120, 40, 2048), // 6.7B, 13B
+    GPT_("gpt3:c5140",  40,  5120, 40, 2048),                                           // 13B as the paper misprints it
+    GPT_("gpt3:c12288", 96, 12288, 96, 2048),                                           // 175B
+    GPT_("gpt2",        12,   768, 12, 1024), GPT_("gpt2-medium", 24,  1024, 16, 1024),
+    GPT_("gpt2-large",  36,  1280, 20, 1024), GPT_("gpt2-xl",     48,  1600, 25, 1024),
+    //     name          architecture  L     C  NH KV   HS     F   max_T       V  head    eps
+    MODEL_("llama:135m", ARCH_LLAMA,  30,  576,  9, 3,   0, 1536,   8192,  49152, 0, 1e-5f, .rope_base = 1e5f), // SmolLM2
+    MODEL_("llama:360m", ARCH_LLAMA,  32,  960, 15, 5,   0, 2560,   8192,  49152, 0, 1e-5f, .rope_base = 1e5f),
+    MODEL_("llama:1.1b", ARCH_LLAMA,  22, 2048, 32, 4,   0, 5632,   2048,  32000, 1, 1e-5f, .rope_base = 1e4f), // TinyLlama
+    LLAMA3_("llama:1b",               16, 2048, 32, 8,       8192, 0, 32), // Llama 3.2
+    LLAMA3_("llama:3b",               28, 3072, 24, 8,       8192, 0, 32),
+    LLAMA3_("llama:8b",               32, 4096, 32, 8,      14336, 1, 8), // Llama 3.1
+    LLAMA3_("llama:70b",              80, 8192, 64, 8,      28672, 1, 8),
+    MODEL_("mistral:7b", ARCH_MISTRAL, 32, 4096, 32, 8,  0, 14336, 32768,  32768, 1, 1e-5f, .rope_base = 1e6f), // v0.3: no window
+    MODEL_("qwen2:0.5b", ARCH_QWEN2,  24,  896, 14, 2,   0, 4864,  32768, 151936, 0, 1e-6f, .rope_base = 1e6f),
+    MODEL_("qwen2:1.5b", ARCH_QWEN2,  28, 1536, 12, 2,   0, 8960,  32768, 151936, 0, 1e-6f, .rope_base = 1e6f),
+    MODEL_("qwen2:3b",   ARCH_QWEN2,  36, 2048, 16, 2,   0, 11008, 32768, 151936, 0, 1e-6f, .rope_base = 1e6f),
+    MODEL_("qwen2:7b",   ARCH_QWEN2,  28, 3584, 28, 4,   0, 18944, 32768, 152064, 1, 1e-6f, .rope_base = 1e6f),
+    MODEL_("qwen3:0.6b", ARCH_QWEN3,  28, 1024, 16, 8, 128, 3072,  40960, 151936, 0, 1e-6f, .rope_base = 1e6f),
+    MODEL_("qwen3:1.7b", ARCH_QWEN3,  28, 2048, 16, 8, 128, 6144,  40960, 151936, 0, 1e-6f, .rope_base = 1e6f),
+    MODEL_("qwen3:4b",   ARCH_QWEN3,  36, 2560, 32, 8, 128, 9728,  40960, 151936, 0, 1e-6f, .rope_base = 1e6f),
+    MODEL_("qwen3:8b",   ARCH_QWEN3,  36, 4096, 32, 8, 128, 12288, 40960, 151936, 1, 1e-6f, .rope_base = 1e6f),
+    MODEL_("smollm3:3b", ARCH_SMOLLM3, 36, 2048, 16, 4,  0, 11008, 65536, 128256, 0, 1e-6f, .rope_base = 5e6f),
+    MODEL_("olmo2:1b",   ARCH_OLMO2,  16, 2048, 16, 0,   0, 8192,   4096, 100352, 1, 1e-6f, .rope_base = 5e5f),
+    MODEL_("olmo2:7b",   ARCH_OLMO2,  32, 4096, 32, 0,   0, 11008,  4096, 100352, 1, 1e-6f, .rope_base = 5e5f),
+    OLMO3_("olmo3:7b",                32, 4096, 32, 32,     11008),
+    OLMO3_("olmo3:32b",               64, 5120, 40, 8,      27648),
+    GRANITE_("granite:2b", ARCH_GRANITE,  40, 2048, 32, 8,   8192,          49159, 0.015625f, 8), // 3.3
+    GRANITE_("granite:8b", ARCH_GRANITE,  40, 4096, 32, 8,  12800,          49159, 0.0078125f, 16),
+    GRANITE_("granite4:1b", ARCH_GRANITE4, 40, 2048, 16, 4,  4096,         100352, 0.0078125f, 8),
+    GRANITE_("granite4:3b", ARCH_GRANITE4, 40, 2560, 40, 8,  8192,         100352, 0.015625f, 10), // micro
+    GEMMA2_("gemma2:2b",   26, 2304,  8, 4,  9216),
+    GEMMA2_("gemma2:9b",   42, 3584, 16, 8, 14336),
+    GEMMA3_("gemma3:270m", 18,  640,  4, 1,  2048,  32768, 262144, .window = 512),
+    GEMMA3_("gemma3:1b",   26, 1152,  4, 1,  6912,  32768, 262144, .window = 512),
+    GEMMA3_("gemma3:4b",   34, 2560,  8, 4, 10240, 131072, 262208, .window = 1024, .scaling = {.kind = ROPE_LINEAR, .factor = 8}),
+    MODEL_("phi3:mini",  ARCH_PHI3,   32, 3072, 32, 0,   0, 8192,   4096,  32064, 1, 1e-5f, .rope_base = 1e4f, .window = 2047),
+    MODEL_("glm4:9b",    ARCH_GLM4,   40, 4096, 32, 2, 128, 13696, 32768, 151552, 1, 1e-5f, .rope_base = 1e4f, .rope_dims = 64),
+    MODEL_("exaone4:1.2b", ARCH_EXAONE4, 30, 2048, 32, 8, 64, 4096, 65536, 102400, 0, 1e-5f, .rope_base = 1e6f, .scaling = LLAMA3_SCALING_(16)),
+    QWEN35_("qwen35:0.8b", 24, 1024,  8, 2, 3584, 16),
+    QWEN35_("qwen35:2b",   24, 2048,  8, 2, 6144, 16),
+    QWEN35_("qwen35:4b",   32, 2560, 16, 4, 9216, 32),
+    LFM2_("lfm2:350m", 1024, 16, 4608), LFM2_("lfm2:1.2b", 2048, 32, 8192),
+    //       name               architecture    L     C  NH KV   HS      F    E used  max_T      V  head   eps
+    EXPERTS_("moe:8x124m",      ARCH_MIXTRAL,  12,  768, 12, 0,   0,  1024,   8, 2,  1024,     0, 0, 1e-5f, .rope_base = 1e4f),
+    EXPERTS_("mixtral:8x7b",    ARCH_MIXTRAL,  32, 4096, 32, 8,   0, 14336,   8, 2, 32768, 32000, 1, 1e-5f, .rope_base = 1e6f),
+    EXPERTS_("olmoe:1b-7b",     ARCH_OLMOE,    16, 2048, 16, 0,   0,  1024,  64, 8,  4096, 50304, 1, 1e-5f, .rope_base = 1e4f),
+    EXPERTS_("qwen3moe:30b-a3b", ARCH_QWEN3MOE, 48, 2048, 32, 4, 128,   768, 128, 8, 40960, 151936, 1, 1e-6f, .rope_base = 1e6f),
+    EXPERTS_("gpt-oss:20b",     ARCH_GPTOSS,   24, 2880, 64, 8,  64,  2880,  32, 4, 131072, 201088, 1, 1e-5f, .rope_base = 1.5e5f, .window = 128,
+        .scaling = YARN_(32, 4096, 1.3465735902799727f, 1)),
+    NANOCHAT_("nanochat:d12", 12, 768, 6, 2048, 65536),
+    NANOCHAT_("nanochat:d20", 20, 1280, 10, 2048, 65536),
+    NANOCHAT_("speedrun", 12, 768, 6, 1024, 0), // it also has a recipe (recipes.h)
+};
+// clang-format on
+
 #undef MODEL_
 #undef EXPERTS_
+#undef LLAMA3_SCALING_
+#undef YARN_
+#undef GPT_
 #undef LLAMA3_
-#undef GEMMA2_
-#undef GEMMA3_
 #undef NANOCHAT_
 #undef OLMO3_
+#undef GEMMA2_
+#undef GEMMA3_
 #undef GRANITE_
 #undef QWEN35_
 #undef LFM2_
-    *count = (int)(sizeof(models) / sizeof(models[0]));
-    return models;
+
+const ModelPreset* model_presets(int* count) {
+    *count = (int)(sizeof(models_) / sizeof(models_[0]));
+    return models_;
 }
 
-// Returns the model called `name` (the prefix "gpt2:" is optional), or NULL.
-static inline const ModelPreset* model_preset_by_name(const char* name) {
+const ModelPreset* model_preset_by_name(const char* name) {
     int count;
     const ModelPreset* models = model_presets(&count);
     for (int i = 0; i < count; i++) {
@@ -178,8 +188,7 @@ static inline const ModelPreset* model_preset_by_name(const char* name) {
     return NULL;
 }
 
-// Sets `text` to all names, sizes after their family: "gpt2:d6 d12 ..., llama:135m ...".
-static inline void model_preset_names(char* text, size_t room) {
+void model_preset_names(char* text, size_t room) {
     int count;
     const ModelPreset* models = model_presets(&count);
     size_t used = 0, before = 0;
@@ -198,9 +207,7 @@ static inline void model_preset_names(char* text, size_t room) {
     }
 }
 
-// Returns the sizes of a named model with a vocabulary of V. The family decides which layers have a
-// window, and which turn (settle_model.h).
-static inline ModelConfig model_preset_config(const ModelPreset* preset, int V) {
+ModelConfig model_preset_config(const ModelPreset* preset, int V) {
     ModelConfig cfg;
     memset(&cfg, 0, sizeof(cfg));
     cfg.max_T = preset->max_T, cfg.V = V, cfg.Vp = model_padded_vocab(V);
@@ -219,5 +226,7 @@ static inline ModelConfig model_preset_config(const ModelPreset* preset, int V) 
     cfg.mixer = preset->mixer;
     return cfg;
 }
+
+#endif // PRESETS_IMPLEMENTATION
 
 #endif
