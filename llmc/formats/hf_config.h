@@ -679,7 +679,7 @@ static int hf_config_parse_as_(JsonReader* text, HfConfig_* config) {
     if (cfg->arch != ARCH_GPT2 && cfg->F == 0) {
         return error_set(text->error, text->path, "no %s",
                          cfg->dense_layers > 0 || !config->family->hidden ? "intermediate_size"
-                                                                         : config->family->hidden);
+                                                                          : config->family->hidden);
     }
     if ((cfg->arch == ARCH_GPT2 && !hf_check_gpt2_(config, text->path, text->error)) ||
         !hf_config_check_given_(config, text->path, text->error) ||

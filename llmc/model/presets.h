@@ -79,17 +79,17 @@ ModelConfig model_preset_config(const ModelPreset* preset, int V);
     MODEL_(name, ARCH_GEMMA2, l, c, nh, kv, 256, f, 8192, 256000, 0, 1e-6f, .rope_base = 1e4f,               \
            .softcap = 30, .window = 4096, .attention_softcap = 50)
 #define GEMMA3_(name, l, c, nh, kv, f, t, v, ...)                                                            \
-    MODEL_(name, ARCH_GEMMA3, l, c, nh, kv, 256, f, t, v, 0, 1e-6f, .rope_base = 1e6f,                       \
-           .window_base = 1e4f, __VA_ARGS__)
+    MODEL_(name, ARCH_GEMMA3, l, c, nh, kv, 256, f, t, v, 0, 1e-6f, .rope_base = 1e6f, .window_base = 1e4f,  \
+           __VA_ARGS__)
 #define GRANITE_(name, arch, l, c, nh, kv, f, v, scale, divisor)                                             \
-    MODEL_(name, arch, l, c, nh, kv, 0, f, 131072, v, 0, 1e-5f, .rope_base = 1e7f,                           \
-           .attention_scale = scale, .embedding_factor = 12, .residual_factor = 0.22f,                       \
-           .logits_divisor = divisor)
+    MODEL_(name, arch, l, c, nh, kv, 0, f, 131072, v, 0, 1e-5f, .rope_base = 1e7f, .attention_scale = scale, \
+           .embedding_factor = 12, .residual_factor = 0.22f, .logits_divisor = divisor)
 #define QWEN35_(name, l, c, nh, kv, f, heads)                                                                \
     MODEL_(name, ARCH_QWEN35, l, c, nh, kv, 256, f, 262144, 248320, 0, 1e-6f, .rope_base = 1e7f,             \
            .rope_dims = 64, .mixer = {4, 16, heads, 128, 128})
 #define LFM2_(name, c, nh, f)                                                                                \
-    MODEL_(name, ARCH_LFM2, 16, c, nh, 8, 64, f, 128000, 65536, 0, 1e-5f, .rope_base = 1e6f, .mixer.taps = 3, \
+    MODEL_(name, ARCH_LFM2, 16, c, nh, 8, 64, f, 128000, 65536, 0, 1e-5f, .rope_base = 1e6f,                 \
+           .mixer.taps = 3,                                                                                  \
            .layer_types = "2xconv,full,2xconv,full,2xconv,full,conv,full,conv,full,conv,full,conv")
 
 // clang-format off
