@@ -88,7 +88,7 @@ def table(page, header):
 
 def hugging_face_families():
     """The class of each architecture in transformers, and the words of model_type."""
-    words = dict(re.findall(r'X\((ARCH_\w+), +"(\w+)"', Path("llmc/model/model.h").read_text()))
+    words = dict(re.findall(r'X\((ARCH_\w+), +"(\w+)"', Path("llmc/model/config.h").read_text()))
     source = Path("llmc/formats/hf_config_families.h").read_text()
     rows = {arch: (name, [kind]) for arch, kind, name in re.findall(r'\[(ARCH_\w+)\] = +\{"(\w+)", +"(\w+)"', source)}
     for arch, wrapper in re.findall(r'\[(ARCH_\w+)\] = \{\.wrapper = "(\w+)"', source):

@@ -11,7 +11,7 @@ export.h -- writes the final model for llm.c and llama.cpp (--export-llmc, --exp
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/run_tokens.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 
 #ifdef __cplusplus
 extern "C" {

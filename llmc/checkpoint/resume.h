@@ -30,7 +30,7 @@ its place. If the first validation set has changed, the search for the best vali
 #include "llmc/setup/settled.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/comm/comm.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -8,7 +8,7 @@ the scale of scores. A model that differs is refused by name, because nothing in
 #define LLMC_GGUF_ARCH_H
 
 #include "llmc/model/families.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 
 #ifdef __cplusplus
 extern "C" {

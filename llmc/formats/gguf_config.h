@@ -10,7 +10,7 @@ scaling is only there as divisors of frequencies; its original context is found 
 #ifndef LLMC_GGUF_CONFIG_H
 #define LLMC_GGUF_CONFIG_H
 
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -14,7 +14,7 @@ note on stderr.
 #define LLMC_HF_CONFIG_H
 
 #include "llmc/formats/safetensors.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -5,7 +5,7 @@ hf_config_write.h -- writes config.json (hf_config.h) for transformers 4 and 5.
 #define LLMC_HF_CONFIG_WRITE_H
 
 #include "llmc/formats/tensor_types.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 #include "llmc/tokenizer/model_card.h"
 
 #ifdef __cplusplus

@@ -7,7 +7,7 @@ attention_config.h -- attention of a model: its sizes, and the rotary positions 
 #include <string.h>
 
 #include "llmc/base/token_chunks.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/rope.h"
 

@@ -20,7 +20,7 @@ model, and its first random values, are always those of the whole.
 #ifndef LLMC_PART_H
 #define LLMC_PART_H
 
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 
 #ifdef __cplusplus
 extern "C" {

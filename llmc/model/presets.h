@@ -6,7 +6,7 @@ presets.h -- named models: published sizes.
 
 #include <stddef.h>
 
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 
 #define GPT2_VOCAB 50257
 // Model with a name. GPT-2's are called by their depth (gpt2:d12, or d12), GPT-3's by their width

@@ -20,7 +20,7 @@ different tokens.
 #include <stddef.h>
 
 #include "llmc/base/token_chunks.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 #include "llmc/model/part.h"
 
 #ifdef __cplusplus

@@ -29,7 +29,7 @@ transformer models", 2022.
 #include "llmc/base/memory.h"
 #include "llmc/comm/group.h"
 #include "llmc/model/map.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 #include "llmc/parallel/zero.h"
 
 #ifdef __cplusplus

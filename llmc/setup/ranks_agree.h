@@ -11,7 +11,7 @@ disagree, they end all of them, and name what differs and the ranks that have ea
 #include "llmc/setup/options.h"
 #include "llmc/setup/run_tokens.h"
 #include "llmc/comm/comm.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -7,7 +7,7 @@ have no meaning for the architecture are refused, and sizes that no model can ha
 #ifndef LLMC_SETTLE_MODEL_H
 #define LLMC_SETTLE_MODEL_H
 
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/run_tokens.h"
 

@@ -20,7 +20,7 @@ Settled (plan/fit.h, plan/memory_limit.h).
 #include "llmc/formats/tensor_types.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/map_walk.h"
-#include "llmc/model/model.h"
+#include "llmc/model/config.h"
 #include "llmc/model/part.h"
 #include "llmc/ops/distill.h"
 #include "llmc/optim/stages.h"
