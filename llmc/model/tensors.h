@@ -246,9 +246,12 @@ static inline int tensor_blocks_match(const TensorRow* rows, int count, int j, i
     return match;
 }
 
-// True if some layer has both tensors.
+// True if some layer has both tensors, which exist.
 static inline int tensors_meet_(const TensorRow* a, const TensorRow* b) {
     int meet = !a->is_partial || !b->is_partial;
+    if (tensor_is_absent(a) || tensor_is_absent(b)) {
+        return 0;
+    }
     for (int i = 0; i < LAYER_SET_BYTES && !meet; i++) {
         meet = (uint8_t) ~(a->without[i] | b->without[i]) != 0;
     }

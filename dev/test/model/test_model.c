@@ -224,6 +224,34 @@ TEST(parameter_rows) {
     }
 }
 
+// A block is as long as the layer with the most tensors, whatever the tensors that others have.
+TEST(blocks_of_kinds) {
+    static const char* const named[] = {"qwen35:0.8b", "lfm2:350m", "delta:25m"};
+    for (int m = 0; m < 3; m++) {
+        ModelConfig cfg = config_of(model_preset_by_name(named[m]));
+        for (int l = 0; l < cfg.L; l++) {
+            if (l % 4 != 3) {
+                layer_add(cfg.mixed, l);
+            }
+        }
+        TensorRow rows[MODEL_PARAMETER_ROWS];
+        const size_t bytes = model_parameter_rows(rows, cfg);
+        size_t most = 0, once = 0;
+        for (int l = 2; l < 4; l++) {
+            size_t block = 0;
+            once = 0;
+            for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+                const size_t room = tensor_is_absent(&rows[i]) ? 0 : tensor_room_in_group(&rows[i]);
+                block += rows[i].in_block && tensor_has_layer(&rows[i], l) ? room : 0;
+                once += rows[i].in_block ? 0 : room;
+            }
+            most = block > most ? block : most;
+        }
+        EXPECT(bytes == (once + (size_t)cfg.L * most) * sizeof(floatX),
+               "%s: %zu bytes, %zu outside, %zu a block", named[m], bytes, once, most);
+    }
+}
+
 static int is_word_of(const char* list, const char* word) {
     char padded[64];
     snprintf(padded, sizeof(padded), " %s ", word);

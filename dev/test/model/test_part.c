@@ -1,6 +1,7 @@
 // Sizes of parts of a model.
 #include "dev/test/lib/test.h"
 #include "llmc/model/part.h"
+#include "llmc/model/model.h"
 #include "llmc/model/presets.h"
 
 static ModelConfig whole_of(const char* preset, int t) {
