@@ -635,14 +635,14 @@ begins() {
     local out=$1 n=$2 i
     shift 2
     set -m
-    timeout 120 mpirun --oversubscribe --bind-to none -n "$n" "$@" --out "$out" >stdout 2>stderr </dev/null &
+    timeout 240 mpirun --oversubscribe --bind-to none -n "$n" "$@" --out "$out" >stdout 2>stderr </dev/null &
     process=$!
     set +m
-    for i in $(seq 300); do
+    for i in $(seq 1200); do
         [ -z "$(compgen -G "$out/step_*/state.json")" ] || return 0
         sleep 0.1
     done
-    check "$out: no checkpoint after 30 s" false
+    check "$out: no checkpoint after 120 s" false
 }
 
 # ended WHAT STATUS: what `begins` has begun ends with this status, within end_s.
