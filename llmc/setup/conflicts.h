@@ -454,10 +454,12 @@ static void setup_check_widths_(const Settled* s, const char* word) {
         const char* name;
         int columns;
     } widths[] = {{"channels", cfg.C},
-                  {"columns of its heads", model_heads(cfg)},
+                  {"columns of its heads", model_attention_values(cfg)},
+                  {"channels in the latent of its queries", cfg.latent.query_rank},
+                  {"channels in the latent of its keys", cfg.latent.rank},
                   {"hidden units", model_hidden(cfg)},
                   {"hidden units of an expert", model_expert_hidden(cfg)}};
-    for (int i = 0; i < 4 && s->options.optimizer.name == OPTIMIZER_ADAMW8BIT; i++) {
+    for (int i = 0; i < 6 && s->options.optimizer.name == OPTIMIZER_ADAMW8BIT; i++) {
         if (widths[i].columns % OPTIMIZER_BLOCK) {
             die_usage("--optimizer %s: the model has %d %s, wanted a multiple of %d; --optimizer adamw works",
                       word, widths[i].columns, widths[i].name, OPTIMIZER_BLOCK);
