@@ -11,10 +11,9 @@ A step of decoding does without `up`.
 #ifndef LLMC_LATENTS_H
 #define LLMC_LATENTS_H
 
+#include "llmc/layers/attention_config.h"
 #include "llmc/layers/linear.h"
 #include "llmc/ops/latent.h"
-
-#define LATENT_NORM_EPS 1e-6f // whatever the model's other norms add
 
 // The latents of a layer; with sizes.rank 0 it has none.
 typedef struct {
@@ -29,19 +28,9 @@ typedef struct {
     Linear* linear;
 } Latents;
 
-static inline LatentSizes latents_sizes(ModelConfig cfg, int N) {
-    return (LatentSizes){N,
-                         cfg.NH,
-                         model_head_size(cfg),
-                         cfg.rope_dims,
-                         cfg.latent.value,
-                         cfg.latent.query_rank,
-                         model_has_latent(cfg) ? cfg.latent.rank : 0};
-}
-
 static inline Latents latents_of(const LayerPass* layer) {
     const ModelActivations* a = &layer->a;
-    return (Latents){.sizes = latents_sizes(layer->cfg, pass_tokens(layer->pass)),
+    return (Latents){.sizes = attention_config_latents(layer->cfg, pass_tokens(layer->pass)),
                      .queries_up = layer->weights.queries_up,
                      .keys_up = layer->weights.keys_up,
                      .q_weight = layer->p.lnqw,

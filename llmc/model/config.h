@@ -382,6 +382,13 @@ static inline int model_widest(ModelConfig cfg) {
     return most > C && most > other ? most : other > C ? other : C;
 }
 
+// Returns the most columns that a norm has of a token's stream or latents.
+static inline int model_widest_norm(ModelConfig cfg) {
+    const int of_queries = cfg.latent.query_rank, rank = cfg.latent.rank,
+              most = of_queries > rank ? of_queries : rank;
+    return most > cfg.C ? most : cfg.C;
+}
+
 static inline NormKind model_norm(ModelConfig cfg) { return model_architecture(cfg.arch)->norm; }
 static inline float model_norm_eps(ModelConfig cfg) { return cfg.norm_eps > 0 ? cfg.norm_eps : 1e-5f; }
 

@@ -41,6 +41,8 @@ which is the same but for rounding. DeepSeek-AI, "DeepSeek-V2", 2024.
 extern "C" {
 #endif
 
+#define LATENT_NORM_EPS 1e-6f // of the norms of latents, whatever a model's other norms add
+
 // D: channels of a head that turn; value: V. query_rank 0: queries have no latent.
 typedef struct {
     int N, NH, HS, D, value, query_rank, rank;
