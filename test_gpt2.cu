@@ -444,6 +444,9 @@ static void expect_statistics(const Model* model) {
     for (int l = 0; l < model->cfg.L && E > 0; l++) {
         const double* of = router_statistics_of(model->results.statistics_on_host, l, E);
         double taken = 0;
+        if (!model_layer_has(model->cfg, LAYERS_EXPERTS, l)) {
+            continue;
+        }
         for (int e = 0; e < E; e++) {
             taken += of[e];
         }

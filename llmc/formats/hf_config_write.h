@@ -76,8 +76,8 @@ static int hf_query_scalar_(ModelConfig cfg) {
     return 1 / sqrtf(whole) == scale ? (int)whole : 0;
 }
 
-// Returns the number that, as mscale_all_dim of yarn, gives DeepSeek's factor of scores; 0: it is the
-// usual one; NAN: none does.
+// Returns the number that, as mscale_all_dim of yarn, gives DeepSeek's factor of scores; 0: it is
+// the usual one; NAN: none does.
 static float hf_mscale_all_(ModelConfig cfg) {
     const float scale = hf_score_scale_(cfg), factor = cfg.scaling.factor;
     const int HS = model_head_size(cfg);

@@ -28,7 +28,7 @@ typedef struct {
     floatX *kv_raw, *kv;                // (N, rank)
     float *q_rstd, *kv_rstd;            // (N)
     floatX *queries, *up;               // NULL: queries have no latent
-    floatX* values;                     // (N, NH HS): of (N, NH V), or their gradient in atty's shape
+    floatX* values;                     // (N, NH V); or the gradient of atty (N, NH HS)
     LinearGpu* linear;
 } LatentsGpu;
 

@@ -24,7 +24,7 @@ typedef struct {
     float *q_raw, *q, *q_rstd;         // (N, query_rank), before the norm and after it; (N)
     float *kv_raw, *kv, *kv_rstd;      // (N, rank); (N)
     float *queries, *up;               // NULL: queries have no latent
-    float* values;                     // (N, NH HS): of (N, NH V), or their gradient in atty's shape
+    float* values;                     // (N, NH V); or the gradient of atty (N, NH HS)
     Linear* linear;
 } Latents;
 
@@ -71,8 +71,8 @@ static inline void latents_forward_cpu(float* qkv, const Latents* x, int is_step
     latent_heads_cpu(qkv, x->first, x->queries, is_step ? NULL : x->up, s);
 }
 
-// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; and memory
-// for those of the latents, before their norms and after them.
+// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; and
+// memory for those of the latents, before their norms and after them.
 typedef struct {
     float *dq_weight, *dkv_weight, *dqueries_up, *dkeys_up;
     GradientMode mode;
@@ -130,7 +130,8 @@ static inline void latents_store_cpu(const Latents* x, LatentCache cache, const 
 static inline void latents_cached_cpu(const Latents* x, LatentCache cache, const float* qkv,
                                       const int* positions, float scale, LatentScratch* scratch) {
     const Weight* up = &x->keys_up;
-    const LatentWeight weight = {up->data, x->linear->is_quantized ? linear_blocks_(up) : NULL};
+    const LatentWeight weight = {
+        up->data, x->linear->is_quantized ? (const QuantizedBlock*)(const void*)up->data : NULL};
     latent_cached_cpu(x->values, qkv, positions, weight, scale, cache, scratch, x->sizes);
 }
 

@@ -57,7 +57,8 @@ typedef struct {
 
 // Matrices of a block, the embedding, and the classifier, which may be the embedding. In a layer
 // with experts, fc and fcproj are expert 0's, and the others' follow them; shared: the expert that
-// all tokens take; ..._up: out of latents; gate: of attention's output; mix...: of a mixer (mixer.h).
+// all tokens take; ..._up: out of latents; gate: of attention's output; mix...: of a mixer
+// (mixer.h).
 typedef struct {
     Weight qkv, queries_up, keys_up, gate, attproj, mix, mixz, mixba, mixout, router, fc, fcproj, shared_fc,
         shared_fcproj, wte, head;

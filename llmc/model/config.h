@@ -150,8 +150,8 @@ typedef struct {
     int taps, key_heads, value_heads, key_size, value_size;
 } ModelMixer;
 
-// Sizes of latent attention (latent.h): columns of the queries' latent, 0: they have none; of that of
-// keys and values; of a value. rope_dims channels of a head turn, those of all heads' key alike.
+// Sizes of latent attention (latent.h): columns of the queries' latent, 0: they have none; of that
+// of keys and values; of a value. rope_dims channels of a head turn, those of all heads' key alike.
 typedef struct {
     int query_rank, rank, value;
     int in_halves; // order of channels that turn in files: halves, not pairs

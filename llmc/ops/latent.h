@@ -7,7 +7,7 @@ and the CPU version of what it does between its matmuls and attention.
     q (N, NH HS)          = norm(q') times a matrix, or q'
     c (N, rank)           = norm(c')
     up (N, NH (P + V))    = c times a matrix: of each head P channels of its key, then its value
-    qkv (N, 3 NH HS)      query h = q_h      key h = [r, up_h's first P]      value h = up_h's last V
+    qkv (N, 3 NH HS)      query h = q_h     key h = [r, up_h's first P]     value h = up_h's last V
 
 A head has HS = D + P channels, of which the first D turn; those of its key are r, in all heads. In
 qkv a value is padded with zeros to HS channels, so attention and rotary positions (heads.h) are as

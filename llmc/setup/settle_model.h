@@ -242,11 +242,13 @@ static void settle_heads_(Options* o, ModelConfig* cfg, const char* path) {
     }
 }
 
-// Derives the sizes of a new model's latents: half of a head turns, values are as wide as heads.
+// Derives the sizes of a new model's latents: half of a head turns, values are as wide as heads,
+// and latents are a quarter of the channels in whole 64s, those of queries twice as wide.
 static void settle_latent_(ModelConfig* cfg) {
     if (model_has_latent(*cfg) && cfg->latent.rank == 0) {
         cfg->rope_dims = model_head_size(*cfg) / 4 * 2;
-        cfg->latent = (ModelLatent){.rank = (cfg->C / 4 + 31) / 32 * 32, .value = model_head_size(*cfg)};
+        const int rank = (cfg->C / 4 + 63) / 64 * 64;
+        cfg->latent = (ModelLatent){2 * rank, rank, model_head_size(*cfg), 0};
     }
 }
 

@@ -308,7 +308,7 @@ TEST(architectures) {
          "wpe ln1b sinks attprojb ln2b fcw fcb fcprojw fcprojb routerwb efcb efcprojb lnfb head ",
          "encoded_rstd ln1_mean qk_rstd ln2_mean fch fch_act lnf_mean kv ",
          50 + 20 + 2 * 36 + 4 + 36 * (50 + 30 + 4 + 4 * 3 * 50 + 3 * 20), 36},
-        // latents of 6 and 8 columns, of which the second with a key of 4; 3 heads of 10, values of 5
+        // latents of 6 and 8 columns, a key of 4; 3 heads of 10, values of 5
         {ARCH_DEEPSEEK3,
          "wpe ln1b qkvb qnormw knormw sinks attprojb ln2b fcw fcb fcprojw fcprojb routerwb efcb efcprojb "
          "lnfb head ",

@@ -50,7 +50,7 @@ template <class X> static void check(LatentSizes s, const Gpu* gpu) {
     expect_near(take_back(dup_x, UP, gpu), dup, UP, 0, "dup");
     expect_near(take_back(values_x, V, gpu), values, V, 0, "values");
     expect_near(take_back(datty_x, Q, gpu), datty, Q, 0, "datty");
-    expect_near(take_back(dfirst_x, R, gpu), dfirst, R, roundoff<X>(), "dfirst"); // sums of NH are rounded
+    expect_near(take_back(dfirst_x, R, gpu), dfirst, R, roundoff<X>(), "dfirst"); // sums
     if (has_q) {
         expect_near(take_back(dq_x, Q, gpu), dq, Q, 0, "dq");
     }
