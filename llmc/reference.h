@@ -239,6 +239,7 @@ typedef struct {
 static inline RefNormed_ ref_normed_(HeadsKind kind, size_t heads, size_t HS) {
     switch (kind) {
     case HEADS_PLAIN:
+    case HEADS_LATENT:
         return (RefNormed_){0, 0};
     case HEADS_NORM:
     case HEADS_UNIT_NORM:

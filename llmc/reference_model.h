@@ -10,6 +10,7 @@ reference_model.h -- a whole model of the operations in reference.h: its loss, a
 #include "llmc/base/check.h"
 #include "llmc/model/model.h"
 #include "llmc/reference.h"
+#include "llmc/reference_latent.h"
 #include "llmc/reference_recurrent.h"
 
 // Parameters of the table in model.h. The struct points to the tensors of one layer.
@@ -26,6 +27,8 @@ typedef struct {
     size_t before, after; // 1 if branches have a norm there
     // of mixers: sizes of the delta rule, columns of activations; of gates of attention
     size_t Hk, Hv, dk, dv, taps, mix_rows, mix_channels, mix_conv, mix_values, mix_out, gate;
+    size_t first, values; // rows of attention's first matrix, columns of its result
+    size_t query_rank, rank, latent_q, latent_up, padded; // of latents, or 0
     size_t A; // most columns of a layer's hidden layers: F, or Fe of each expert
     const Architecture* kinds;
 } RefSizes;
@@ -47,6 +50,9 @@ static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
     s.dk = (size_t)cfg.mixer.key_size, s.dv = (size_t)cfg.mixer.value_size, s.taps = (size_t)w.mix_taps;
     s.mix_rows = (size_t)w.mix_rows, s.mix_channels = (size_t)w.mix_channels, s.mix_conv = (size_t)w.mix_conv;
     s.mix_values = (size_t)w.mix_values, s.mix_out = (size_t)w.mix_out, s.gate = (size_t)w.gate;
+    s.first = (size_t)w.first, s.values = (size_t)w.values, s.query_rank = (size_t)w.query_rank;
+    s.rank = (size_t)w.rank, s.latent_q = (size_t)w.latent_q, s.latent_up = (size_t)w.latent_up;
+    s.padded = (size_t)(w.rank > 0 ? w.values : 0);
     s.before = (size_t)model_has_norms_before(cfg), s.after = (size_t)model_has_norms_after(cfg);
     s.kinds = kinds;
     return s;
@@ -67,6 +73,16 @@ static inline size_t ref_qk_rstd_(RefSizes s) {
     X(ln1,           L,     s.before ? s.C : 0)                     /* (B, T, C)   */                         \
     X(ln1_mean,      L,     norm_parts(s.kinds->norm).has_mean && s.before) /* (B, T) */                      \
     X(ln1_rstd,      L,     s.before)                                   /* (B, T)      */                         \
+    X(first,         L,     s.rank ? s.first : 0)                   /* (B, T, R)   of latents: output of the first matrix */ \
+    X(latent_q,      L,     s.query_rank)                           /* (B, T, query_rank) */ \
+    X(latent_kv,     L,     s.rank)                                 /* (B, T, rank) */ \
+    X(latent_q_norm, L,     s.query_rank)                           /* (B, T, query_rank) */ \
+    X(latent_kv_norm, L,    s.rank)                                 /* (B, T, rank) */ \
+    X(latent_q_rstd, L,     s.query_rank > 0)                       /* (B, T)      */ \
+    X(latent_kv_rstd, L,    s.rank > 0)                             /* (B, T)      */ \
+    X(latent_queries, L,    s.latent_q)                             /* (B, T, NH, HS) */ \
+    X(latent_up,     L,     s.latent_up)                            /* (B, T, NH, P + V) */ \
+    X(values,        L,     s.padded)                               /* (B, T, NH, V) */ \
     X(qkv,           L,     s.QKV)                                  /* (B, T, QKV) */                         \
     X(normed,        L,     s.QKV)                                  /* (B, T, QKV) after the norm of heads */ \
     X(qk_rstd,       L,     ref_qk_rstd_(s))                        /* (B, T, NH + KV), or (B, T, 2) */       \
@@ -380,13 +396,74 @@ static inline RefActivations ref_in_block_(RefActivations a) {
     return a;
 }
 
+static inline RefLatent ref_latent_(const RefModel* m) {
+    const RefSizes s = m->sizes;
+    return (RefLatent){s.N,          s.NH,  s.HS, (size_t)m->cfg.rope_dims, (size_t)m->cfg.latent.value,
+                       s.query_rank, s.rank};
+}
+
+// Returns the norm of a latent; eps as DeepSeek's code has it.
+static inline RefNorm ref_latent_norm_(const RefModel* m, const Real* weight, Real* rstd, size_t C) {
+    return (RefNorm){NORM_RMS, weight, NULL, NULL, rstd, 1e-6f, 1, m->sizes.N, C};
+}
+
+// Computes qkv of a block with latents from ln1.
+static inline void ref_latent_branch_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
+    const RefSizes s = m->sizes;
+    const RefLatent latent = ref_latent_(m);
+    const size_t N = s.N, rank = s.rank, of_queries = ref_latent_queries(latent);
+    ref_linear_forward(a->first, a->ln1, p->qkvw, NULL, (RefLinear){N, s.C, s.first});
+    ref_latent_columns(a->latent_kv, a->first, latent, of_queries, rank);
+    ref_norm_forward(a->latent_kv_norm, a->latent_kv, ref_latent_norm_(m, p->lnkvw, a->latent_kv_rstd, rank));
+    ref_linear_forward(a->latent_up, a->latent_kv_norm, p->kvupw, NULL, (RefLinear){N, rank, s.latent_up});
+    if (s.query_rank) {
+        ref_latent_columns(a->latent_q, a->first, latent, 0, s.query_rank);
+        ref_norm_forward(a->latent_q_norm, a->latent_q,
+                         ref_latent_norm_(m, p->lnqw, a->latent_q_rstd, s.query_rank));
+        ref_linear_forward(a->latent_queries, a->latent_q_norm, p->qupw, NULL,
+                           (RefLinear){N, s.query_rank, s.Q});
+    }
+    ref_latent_heads_forward(a->qkv, a->first, a->latent_queries, a->latent_up, latent);
+}
+
+static inline void ref_latent_branch_backward_(const RefModel* m, const RefParameters* p,
+                                               const RefParameters* dp, const RefActivations* a,
+                                               const RefActivations* da) {
+    const RefSizes s = m->sizes;
+    const RefLatent latent = ref_latent_(m);
+    const size_t N = s.N, rank = s.rank, of_queries = ref_latent_queries(latent);
+    ref_latent_heads_backward(da->first, da->latent_queries, da->latent_up, da->qkv, latent);
+    if (s.query_rank) {
+        ref_linear_backward(da->latent_q_norm, dp->qupw, NULL, da->latent_queries, a->latent_q_norm, p->qupw,
+                            (RefLinear){N, s.query_rank, s.Q});
+        ref_norm_backward(da->latent_q, dp->lnqw, NULL, da->latent_q_norm, a->latent_q,
+                          ref_latent_norm_(m, p->lnqw, a->latent_q_rstd, s.query_rank));
+        ref_latent_columns_backward(da->first, da->latent_q, latent, 0, s.query_rank);
+    }
+    ref_linear_backward(da->latent_kv_norm, dp->kvupw, NULL, da->latent_up, a->latent_kv_norm, p->kvupw,
+                        (RefLinear){N, rank, s.latent_up});
+    ref_norm_backward(da->latent_kv, dp->lnkvw, NULL, da->latent_kv_norm, a->latent_kv,
+                      ref_latent_norm_(m, p->lnkvw, a->latent_kv_rstd, rank));
+    ref_latent_columns_backward(da->first, da->latent_kv, latent, of_queries, rank);
+    ref_linear_backward(da->ln1, dp->qkvw, NULL, da->first, a->ln1, p->qkvw, (RefLinear){N, s.C, s.first});
+}
+
+// Returns what the projection reads: the heads' output, with gates, or without padding.
+static inline Real* ref_attention_result_(const RefActivations* a) {
+    return a->gated ? a->gated : a->values ? a->values : a->atty;
+}
+
 // Computes attention of a block: attproj from ln1.
 static inline void ref_attention_branch_(const RefModel* m, int l, const int* starts, const RefParameters* p,
                                          const RefActivations* a) {
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C;
     const RefHeads heads = ref_heads_(m, p, l);
-    ref_linear_forward(a->qkv, a->ln1, p->qkvw, p->qkvb, (RefLinear){N, C, s.QKV});
+    if (s.rank) {
+        ref_latent_branch_(m, p, a);
+    } else {
+        ref_linear_forward(a->qkv, a->ln1, p->qkvw, p->qkvb, (RefLinear){N, C, s.QKV});
+    }
     ref_heads_norm_forward(a->normed, a->qkv, ref_head_norm_(m, p, a), heads);
     ref_rope_forward(a->turned, a->normed, ref_rope_of_(m, l), heads);
     ref_attention_forward(a->atty, a->att_lse, a->turned, starts, heads);
@@ -394,8 +471,11 @@ static inline void ref_attention_branch_(const RefModel* m, int l, const int* st
         ref_linear_forward(a->att_gate, a->ln1, p->attgatew, NULL, (RefLinear){N, C, s.Q});
         ref_gate_forward(a->gated, a->atty, a->att_gate, N * s.Q);
     }
-    ref_linear_forward(a->attproj, p->attgatew ? a->gated : a->atty, p->attprojw, p->attprojb,
-                       (RefLinear){N, s.Q, C});
+    if (a->values) {
+        ref_latent_values_forward(a->values, a->atty, ref_latent_(m));
+    }
+    ref_linear_forward(a->attproj, ref_attention_result_(a), p->attprojw, p->attprojb,
+                       (RefLinear){N, s.values, C});
 }
 
 static inline void ref_attention_branch_backward_(const RefModel* m, int l, const int* starts,
@@ -404,8 +484,11 @@ static inline void ref_attention_branch_backward_(const RefModel* m, int l, cons
     const RefSizes s = m->sizes;
     const size_t N = s.N, C = s.C;
     const RefHeads heads = ref_heads_(m, p, l);
-    ref_linear_backward(p->attgatew ? da->gated : da->atty, dp->attprojw, dp->attprojb, da->attproj,
-                        p->attgatew ? a->gated : a->atty, p->attprojw, (RefLinear){N, s.Q, C});
+    ref_linear_backward(ref_attention_result_(da), dp->attprojw, dp->attprojb, da->attproj,
+                        ref_attention_result_(a), p->attprojw, (RefLinear){N, s.values, C});
+    if (a->values) {
+        ref_latent_values_backward(da->atty, da->values, ref_latent_(m));
+    }
     if (p->attgatew) {
         ref_gate_backward(da->atty, da->att_gate, da->gated, a->atty, a->att_gate, N * s.Q);
         ref_linear_backward(da->ln1, dp->attgatew, NULL, da->att_gate, a->ln1, p->attgatew,
@@ -415,7 +498,11 @@ static inline void ref_attention_branch_backward_(const RefModel* m, int l, cons
     ref_rope_backward(da->normed, da->turned, ref_rope_of_(m, l), heads);
     ref_heads_norm_backward(da->qkv, dp->qnormw, dp->knormw, da->normed, a->qkv, ref_head_norm_(m, p, a),
                             heads);
-    ref_linear_backward(da->ln1, dp->qkvw, dp->qkvb, da->qkv, a->ln1, p->qkvw, (RefLinear){N, C, s.QKV});
+    if (s.rank) {
+        ref_latent_branch_backward_(m, p, dp, a, da);
+    } else {
+        ref_linear_backward(da->ln1, dp->qkvw, dp->qkvb, da->qkv, a->ln1, p->qkvw, (RefLinear){N, C, s.QKV});
+    }
 }
 
 static inline RefConv ref_mixer_conv_(const RefModel* m, const int* starts, const RefParameters* p,

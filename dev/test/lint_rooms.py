@@ -32,7 +32,8 @@ STOREYS = [
 ]
 STOREY = {room: number for number, storey in enumerate(STOREYS) for room in storey}
 # the pages that explain the mathematics: no room includes them
-ALONE = [Path("llmc/reference.h"), Path("llmc/reference_model.h"), Path("llmc/reference_recurrent.h")]
+ALONE = [Path("llmc/reference.h"), Path("llmc/reference_model.h"), Path("llmc/reference_latent.h"),
+         Path("llmc/reference_recurrent.h")]
 TRAINERS = ["train_gpt2.c", "train_gpt2.cu", "dev/data/tokenize.c"]
 NOT_NAMES = {"if", "for", "while", "switch", "return", "sizeof", "defined", "__attribute__", "__launch_bounds__",
              "alignas", "decltype", "static_assert", "_Static_assert", "__align__"}

@@ -386,12 +386,12 @@ static void gguf_put_pairs_(GgufWriter* w, const GgufModel* model) {
 
 // ---- tensors ----
 
-static SafeTensorsDtype gguf_type_(const TensorRow* row, GgufDtype dtype) {
+static SafeTensorsDtype gguf_type_(const TensorRow* row, size_t cols, GgufDtype dtype) {
     if (file_is_vector(row) || row->kind == KIND_ROUTER || strcmp(row->name, "wpe") == 0 ||
         dtype == GGUF_F32) {
         return SAFETENSORS_F32;
     }
-    if (dtype == GGUF_Q8_0 && quantized_fits(row->cols)) {
+    if (dtype == GGUF_Q8_0 && quantized_fits(cols)) {
         return SAFETENSORS_Q8_0;
     }
     return dtype == GGUF_BF16 ? SAFETENSORS_BF16 : SAFETENSORS_F16;
@@ -400,10 +400,13 @@ static SafeTensorsDtype gguf_type_(const TensorRow* row, GgufDtype dtype) {
 // Tensors are described as those of safetensors.h: (rows), (rows, cols), or (experts, rows, cols).
 static SafeTensorsView gguf_view_(const GgufWriter* w, const FileTensor* tensor, const TensorRow* row) {
     const FileLines lines = file_tensor_lines(tensor, row, w->cfg, 0);
-    const int is_vector = file_is_vector(row), is_of_expert = file_tensor_is_of_expert(tensor);
-    SafeTensorsView view = {.dtype = gguf_type_(row, w->dtype), .ndim = is_vector ? 1 : 2 + is_of_expert};
-    const size_t shape[] = {(size_t)row->experts, lines.count, lines.width};
-    memcpy(view.shape, shape + (is_of_expert ? 0 : 1), (size_t)view.ndim * sizeof(size_t));
+    const int is_vector = file_is_vector(row), is_by_head = file_tensor_is_by_head(tensor),
+              has_stack = is_by_head || file_tensor_is_of_expert(tensor);
+    SafeTensorsView view = {.dtype = gguf_type_(row, lines.width, w->dtype),
+                            .ndim = is_vector ? 1 : 2 + has_stack};
+    const size_t stack = (size_t)(is_by_head ? w->cfg.NH : row->experts),
+                 shape[] = {stack, is_by_head ? lines.count / stack : lines.count, lines.width};
+    memcpy(view.shape, shape + (has_stack ? 0 : 1), (size_t)view.ndim * sizeof(size_t));
     safetensors_set_sizes(&view);
     return view;
 }
@@ -469,8 +472,9 @@ static void gguf_convert_(unsigned char* out, const float* x, size_t cols, SafeT
     }
 }
 
-// Ends the program if a finite number of a tensor would become infinite in the file.
-static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t count,
+// Ends the program if a finite number of a tensor, from element `first` on, would become infinite
+// in the file.
+static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t first, size_t count,
                         SafeTensorsDtype type) {
     const float limit = type == SAFETENSORS_F16    ? FP16_OVERFLOW
                         : type == SAFETENSORS_BF16 ? BF16_OVERFLOW
@@ -480,8 +484,21 @@ static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t 
     if (bad < count) {
         file_discard(&w->file);
         CHECK(0, "%s: tensor %s, element %zu is %g, wanted less than %g; --export-gguf-dtype %s works",
-              w->file.path, name, bad, (double)x[bad], (double)limit,
+              w->file.path, name, first + bad, (double)x[bad], (double)limit,
               fabsf(x[bad]) < BF16_OVERFLOW ? "bf16" : "f32");
+    }
+}
+
+// Sets `line` to line i of a tensor, or of an expert in it: `x` is the first in memory.
+static void gguf_take_line_(float* line, const GgufWriter* w, const FileTensor* tensor, const float* x,
+                            size_t width, size_t i) {
+    if (tensor->form == FILE_HEAD_KEYS) {
+        for (size_t j = 0; j < width; j++) {
+            line[j] = x[file_key_element(w->cfg, i, j)];
+        }
+    } else {
+        const size_t at = file_tensor_line(tensor, gguf_archs[w->cfg.arch].order, w->cfg, i) * width;
+        memcpy(line, x + at, width * sizeof(float));
     }
 }
 
@@ -489,15 +506,14 @@ static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t 
 // have what the model adds to their weights: llama.cpp multiplies by the sum.
 static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char* name, FileLines lines,
                             const TensorRow* row, const float* parameter) {
-    const SafeTensorsDtype type = gguf_type_(row, w->dtype);
+    const SafeTensorsDtype type = gguf_type_(row, lines.width, w->dtype);
     const float offset = row->init == INIT_ONE ? model_norm_offset(w->cfg) : 0;
     const float* x = parameter + lines.first * lines.width;
-    gguf_check_(w, name, x, lines.count * lines.width, type);
     float* line = (float*)check_alloc(2 * lines.width, sizeof(float), w->file.path);
     unsigned char* bytes = (unsigned char*)(line + lines.width);
     for (size_t i = 0; i < lines.count; i++) {
-        const size_t at = file_tensor_line(tensor, gguf_archs[w->cfg.arch].order, w->cfg, i) * lines.width;
-        memcpy(line, x + at, lines.width * sizeof(float));
+        gguf_take_line_(line, w, tensor, x, lines.width, i);
+        gguf_check_(w, name, line, i * lines.width, lines.width, type);
         line[0] = offset != 0 ? line[0] + offset : line[0]; // a norm's lines have one element
         if (type != SAFETENSORS_F32) {
             gguf_convert_(bytes, line, lines.width, type);

@@ -7,6 +7,8 @@ the scale of scores. A model that differs is refused by name, because nothing in
 #ifndef LLMC_GGUF_ARCH_H
 #define LLMC_GGUF_ARCH_H
 
+#include <math.h>
+
 #include "llmc/model/families.h"
 #include "llmc/model/config.h"
 
@@ -50,6 +52,17 @@ void gguf_set_layers(ModelConfig* cfg);
 
 // Returns the factor of scores.
 float gguf_score_scale(ModelConfig cfg);
+
+// With latents, yarn multiplies scores by m^2, m = 1 + log_multiplier ln(factor). Return it for a
+// model's factor of scores, and the factor for a multiplier.
+static inline float gguf_log_multiplier(ModelConfig cfg) {
+    const double m = sqrt((double)cfg.attention_scale * sqrt((double)model_head_size(cfg)));
+    return (float)((m - 1) / log((double)cfg.scaling.factor));
+}
+static inline float gguf_latent_scale(ModelConfig cfg, float log_multiplier) {
+    const double m = 1 + (double)log_multiplier * log((double)cfg.scaling.factor);
+    return (float)(m * m / sqrt((double)model_head_size(cfg)));
+}
 
 // Returns 1 if llama.cpp computes such a model; if not, 0 and the reason in `error`.
 int gguf_check(ModelConfig cfg, char* error);
@@ -95,6 +108,7 @@ const GgufArch gguf_archs[ARCH_COUNT] = {
     [ARCH_GLM4] =     {.name = "glm4", .order = ORDER_PAIRS},
     [ARCH_QWEN35] =   {.name = NULL},
     [ARCH_LFM2] =     {.name = NULL},
+    [ARCH_DEEPSEEK3] = {.name = "deepseek2", .order = ORDER_PAIRS},
 };
 // clang-format on
 
@@ -173,13 +187,29 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
     return gguf_check_layers_(cfg, error);
 }
 
+// Returns 1 if llama.cpp opens such latents: by the layers it knows whether queries have one.
+static int gguf_check_latent_(ModelConfig cfg, char* error) {
+    const int is_lite = cfg.L == 26 || cfg.L == 27, has_queries = cfg.latent.query_rank > 0;
+    return !model_has_latent(cfg) || is_lite != has_queries ||
+           error_set(error, "--export-gguf",
+                     "llama.cpp's deepseek2 with %d layers has %s latent of queries; --out DIR works", cfg.L,
+                     is_lite ? "no" : "a");
+}
+
 // Returns 1 if llama.cpp computes such scores and logits.
 static int gguf_check_scores_(ModelConfig cfg, char* error) {
-    const int has_scale = FAMILY_GRANITE >> cfg.arch & 1, has_caps = gguf_archs[cfg.arch].has_caps;
+    const int by_yarn = model_has_latent(cfg) && cfg.scaling.kind == ROPE_YARN,
+              has_scale = FAMILY_GRANITE >> cfg.arch & 1 || by_yarn, has_caps = gguf_archs[cfg.arch].has_caps;
     const char* word = model_architecture(cfg.arch)->word;
     const float own = gguf_score_scale(cfg), scale = cfg.attention_scale > 0
                                                          ? cfg.attention_scale
                                                          : 1 / sqrtf((float)model_head_size(cfg));
+    if (by_yarn && (rope_attention(cfg.scaling) != 1 || scale <= own)) {
+        return error_set(error, "--export-gguf",
+                         "llama.cpp's %s scales all of a head with yarn, and this model only what turns; "
+                         "--out DIR works",
+                         word);
+    }
     if (scale != own && !has_scale) {
         return error_set(error, "--export-gguf",
                          "llama.cpp's %s divides scores by %g, not by %g; --out DIR works", word,
@@ -226,7 +256,7 @@ int gguf_check(ModelConfig cfg, char* error) {
         return error_set(error, "--export-gguf", "%d groups of experts are not written; --out DIR works",
                          cfg.expert_groups);
     }
-    return gguf_check_scores_(cfg, error) && gguf_check_rope_(cfg, error);
+    return gguf_check_latent_(cfg, error) && gguf_check_scores_(cfg, error) && gguf_check_rope_(cfg, error);
 }
 
 #endif // GGUF_ARCH_IMPLEMENTATION

@@ -184,7 +184,7 @@ static void gguf_set_scaling_(const GgufConfig_* c, ModelConfig* cfg) {
     }
     s->factor = gguf_or_(s->factor, 1);
     if (s->kind >= ROPE_YARN) {
-        const double own = gguf_own_attention(s->kind, (double)s->factor);
+        const double own = model_has_latent(*cfg) ? 1 : gguf_own_attention(s->kind, (double)s->factor);
         s->original_context = s->original_context > 0 ? s->original_context : cfg->max_T;
         s->attention = (float)((double)gguf_or_(s->attention, 1) * own);
     }
@@ -220,6 +220,9 @@ static void gguf_set_sizes_(const GgufConfig_* c, ModelConfig* cfg) {
         cfg->has_head = safetensors_find(c->tensors, "output.weight") != NULL;
         cfg->KV = model_key_heads(*cfg);
         cfg->HS = cfg->HS > 0 || cfg->NH == 0 ? cfg->HS : cfg->C / cfg->NH;
+        if (model_has_latent(*cfg)) {
+            cfg->HS = v->key_size_mla, cfg->KV = cfg->NH, cfg->latent.value = v->value_size_mla;
+        }
         cfg->rope_dims = cfg->rope_dims == cfg->HS ? 0 : cfg->rope_dims;
         cfg->rope_base = model_rope_base(*cfg);
         const int Fe = model_expert_hidden(*cfg);
@@ -245,6 +248,9 @@ static ModelConfig gguf_config_of_(const GgufConfig_* c) {
               c->f->path, c->name);
         const float scale = gguf_score_scale(cfg), usual = 1 / sqrtf((float)cfg.HS);
         cfg.attention_scale = FAMILY_GRANITE >> c->arch & 1 || scale == usual ? cfg.attention_scale : scale;
+        if (model_has_latent(cfg) && c->found.log_multiplier > 0) {
+            cfg.attention_scale = gguf_latent_scale(cfg, c->found.log_multiplier);
+        }
         cfg.router_factor = model_architecture(c->arch)->router == ROUTER_SIGMOID ? cfg.router_factor : 0;
         // missing caps are Gemma 2's
         cfg.attention_softcap = arch->has_caps ? gguf_or_(cfg.attention_softcap, 50) : 0;

@@ -25,8 +25,10 @@ typedef enum {
 
 // Values of keys; 0: the file does not have it.
 typedef struct {
-    ModelConfig cfg; // of its members, those in the table
-    int value_size;  // of a head
+    ModelConfig cfg;                  // of its members, those in the table
+    int value_size;                   // of a head
+    int key_size_mla, value_size_mla; // of heads; the others are latents' then
+    float log_multiplier;             // a tenth of yarn's mscale_all_dim
     int full_every;
     float layer_eps; // of a norm that also subtracts the mean
     int expert_hidden, shared_experts, dense_layers;
@@ -54,6 +56,10 @@ static const GgufKey gguf_keys[] = { // in the order of our files
     {"attention.head_count_kv", GGUF_WHOLE, GGUF_MEMBER(cfg.KV), 0},
     {"attention.key_length", GGUF_WHOLE, GGUF_MEMBER(cfg.HS), 0},
     {"attention.value_length", GGUF_WHOLE, GGUF_MEMBER(value_size), 0},
+    {"attention.key_length_mla", GGUF_WHOLE, GGUF_MEMBER(key_size_mla), 0},
+    {"attention.value_length_mla", GGUF_WHOLE, GGUF_MEMBER(value_size_mla), 0},
+    {"attention.q_lora_rank", GGUF_WHOLE, GGUF_MEMBER(cfg.latent.query_rank), 0},
+    {"attention.kv_lora_rank", GGUF_WHOLE, GGUF_MEMBER(cfg.latent.rank), 0},
     {"rope.dimension_count", GGUF_WHOLE, GGUF_MEMBER(cfg.rope_dims), 0},
     {"rope.freq_base", GGUF_REAL, GGUF_MEMBER(cfg.rope_base), 0},
     {"rope.freq_base_swa", GGUF_REAL, GGUF_MEMBER(cfg.window_rope_base), 0},
@@ -63,6 +69,7 @@ static const GgufKey gguf_keys[] = { // in the order of our files
     {"rope.scaling.attn_factor", GGUF_REAL, GGUF_MEMBER(cfg.scaling.attention), 0},
     {"rope.scaling.yarn_beta_fast", GGUF_REAL, GGUF_MEMBER(cfg.scaling.high_freq_factor), 0},
     {"rope.scaling.yarn_beta_slow", GGUF_REAL, GGUF_MEMBER(cfg.scaling.low_freq_factor), 0},
+    {"rope.scaling.yarn_log_multiplier", GGUF_REAL, GGUF_MEMBER(log_multiplier), 0},
     {"attention.sliding_window", GGUF_WHOLE, GGUF_MEMBER(cfg.window), FAMILY_PHI3},
     {"attention.sliding_window_pattern", GGUF_LAYERS, GGUF_MEMBER(full_every), 0},
     {"expert_count", GGUF_WHOLE, GGUF_MEMBER(cfg.E), 0},
@@ -72,7 +79,7 @@ static const GgufKey gguf_keys[] = { // in the order of our files
     {"expert_weights_norm", GGUF_SWITCH, GGUF_MEMBER(gates_normed), FAMILY_EXPERTS},
     {"expert_weights_scale", GGUF_REAL, GGUF_MEMBER(cfg.router_factor), 0},
     {"expert_shared_count", GGUF_WHOLE, GGUF_MEMBER(shared_experts), 0},
-    {"leading_dense_block_count", GGUF_WHOLE, GGUF_MEMBER(dense_layers), FAMILY_GLM},
+    {"leading_dense_block_count", GGUF_WHOLE, GGUF_MEMBER(dense_layers), FAMILY_SHARED},
     {"attention.scale", GGUF_REAL, GGUF_MEMBER(cfg.attention_scale), 0},
     {"embedding_scale", GGUF_REAL, GGUF_MEMBER(cfg.embedding_factor), 0},
     {"residual_scale", GGUF_REAL, GGUF_MEMBER(cfg.residual_factor), 0},
@@ -101,7 +108,7 @@ static inline double gguf_own_attention(RopeScalingKind kind, double factor) {
 }
 
 // Returns a scaling as the keys have it; llama3's is a tensor.
-static inline RopeScaling gguf_scaling_(RopeScaling scaling) {
+static inline RopeScaling gguf_scaling_(RopeScaling scaling, int has_latent) {
     RopeScaling s;
     memset(&s, 0, sizeof(s));
     if (scaling.kind == ROPE_PLAIN || scaling.kind == ROPE_LLAMA3) {
@@ -112,7 +119,7 @@ static inline RopeScaling gguf_scaling_(RopeScaling scaling) {
     if (scaling.kind >= ROPE_YARN) {
         const double own = gguf_own_attention(scaling.kind, (double)scaling.factor);
         s.original_context = scaling.original_context;
-        s.attention = (float)((double)rope_attention(scaling) / own);
+        s.attention = has_latent ? 0 : (float)((double)rope_attention(scaling) / own); // 0: it is 1
     }
     if (scaling.kind == ROPE_YARN) {
         s.high_freq_factor = scaling.high_freq_factor;
@@ -121,12 +128,24 @@ static inline RopeScaling gguf_scaling_(RopeScaling scaling) {
     return s;
 }
 
+// Sets the sizes of latents: in GGUF their cache is that of one head of keys.
+static inline void gguf_set_latent_(GgufValues* v, ModelConfig cfg) {
+    v->cfg.latent.query_rank = cfg.latent.query_rank, v->cfg.latent.rank = cfg.latent.rank;
+    v->cfg.KV = 1;
+    v->cfg.HS = model_latent_keys(cfg), v->value_size = cfg.latent.rank;
+    v->key_size_mla = model_head_size(cfg), v->value_size_mla = cfg.latent.value;
+    v->log_multiplier = cfg.attention_scale > 0 ? gguf_log_multiplier(cfg) : 0;
+}
+
 static inline void gguf_set_rope_(GgufValues* v, ModelConfig cfg) {
     v->cfg.KV = model_key_heads(cfg);
     v->cfg.HS = v->value_size = model_head_size(cfg);
+    if (model_has_latent(cfg)) {
+        gguf_set_latent_(v, cfg);
+    }
     v->cfg.rope_dims = model_rope_dims(cfg);
     v->cfg.rope_base = model_rope_base(cfg);
-    v->cfg.scaling = gguf_scaling_(cfg.scaling);
+    v->cfg.scaling = gguf_scaling_(cfg.scaling, model_has_latent(cfg));
     if (gguf_archs[cfg.arch].window_rope == GGUF_ROPE_OWN) {
         v->cfg.window_rope_base = cfg.window_rope_base > 0 ? cfg.window_rope_base : model_rope_base(cfg);
     }

@@ -72,6 +72,8 @@ typedef enum {
     HF_EXPERTS_, // size that several keys may have
     HF_TURNED_,
     HF_SCORING_,
+    HF_TOPK_,
+    HF_FP8_, // how published weights are stored, which is refused
     HF_DROPOUT_,
     HF_ACTIVATION_,
     HF_ROPE_,
@@ -101,7 +103,8 @@ typedef struct {
 static const HfKey_ hf_keys_[] = {
     {FAMILY_ALL, "vocab_size", HF_SIZE_, HF_MEMBER_(cfg.V)},
     {FAMILY_ALL, "tie_word_embeddings", HF_BOOL_, HF_MEMBER_(is_tied)},
-    {FAMILY_ALL & ~FAMILY_GPTOSS, "quantization_config", HF_UNUSED_, 0},
+    {FAMILY_ALL & ~FAMILY_GPTOSS & ~FAMILY_DEEPSEEK, "quantization_config", HF_UNUSED_, 0},
+    {FAMILY_DEEPSEEK, "quantization_config", HF_FP8_, 0},
     {FAMILY_GPTOSS, "quantization_config", HF_MXFP4_, 0},
     {FAMILY_ALL, "add_cross_attention", HF_FALSE_, 0},
 
@@ -121,10 +124,10 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_ROPE, "num_hidden_layers", HF_SIZE_, HF_MEMBER_(cfg.L)},
     {FAMILY_ROPE, "num_attention_heads", HF_SIZE_, HF_MEMBER_(cfg.NH)},
     {FAMILY_ROPE, "num_key_value_heads", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.KV)},
-    {FAMILY_ROPE, "head_dim", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.HS)},
+    {FAMILY_ROPE & ~FAMILY_DEEPSEEK, "head_dim", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.HS)},
     {FAMILY_ROPE, "hidden_size", HF_SIZE_, HF_MEMBER_(cfg.C)},
     {FAMILY_ROPE & ~FAMILY_OWN_HIDDEN, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
-    {FAMILY_GLM, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
+    {FAMILY_SHARED, "intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
     {FAMILY_MOE_HIDDEN, "moe_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.Fe)},
     {FAMILY_GRANITE4, "shared_intermediate_size", HF_SIZE_, HF_MEMBER_(cfg.F)},
     {FAMILY_ROPE, "max_position_embeddings", HF_SIZE_, HF_MEMBER_(cfg.max_T)},
@@ -157,6 +160,14 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_GRANITE, "residual_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.residual_factor)},
     {FAMILY_GRANITE, "logits_scaling", HF_POSITIVE_, HF_MEMBER_(cfg.logits_divisor)},
 
+    // latents
+    {FAMILY_DEEPSEEK, "q_lora_rank", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.latent.query_rank)},
+    {FAMILY_DEEPSEEK, "kv_lora_rank", HF_SIZE_, HF_MEMBER_(cfg.latent.rank)},
+    {FAMILY_DEEPSEEK, "qk_rope_head_dim", HF_SIZE_, HF_MEMBER_(cfg.rope_dims)},
+    {FAMILY_DEEPSEEK, "qk_nope_head_dim", HF_SIZE_, HF_MEMBER_(resting)},
+    {FAMILY_DEEPSEEK, "v_head_dim", HF_SIZE_, HF_MEMBER_(cfg.latent.value)},
+    {FAMILY_DEEPSEEK, "rope_interleave", HF_BOOL_, HF_MEMBER_(in_pairs)},
+
     // layers without attention
     {FAMILY_QWEN35, "full_attention_interval", HF_SIZE_, HF_MEMBER_(attention_every)},
     {FAMILY_QWEN35, "linear_conv_kernel_dim", HF_SIZE_, HF_MEMBER_(cfg.mixer.taps)},
@@ -179,24 +190,26 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_EXPERTS, "num_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
     {FAMILY_EXPERTS, "num_local_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
     {FAMILY_GRANITE4, "num_local_experts", HF_MUST_BE_NONE_, 0},
-    {FAMILY_GLM, "n_routed_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
+    {FAMILY_SHARED, "n_routed_experts", HF_EXPERTS_, HF_MEMBER_(cfg.E)},
     {FAMILY_EXPERTS, "num_experts_per_tok", HF_SIZE_, HF_MEMBER_(cfg.E_used)},
-    {FAMILY_GLM, "n_shared_experts", HF_SIZE_, HF_MEMBER_(shared_experts)},
-    {FAMILY_GLM, "routed_scaling_factor", HF_POSITIVE_, HF_MEMBER_(cfg.router_factor)},
+    {FAMILY_SHARED, "n_shared_experts", HF_SIZE_, HF_MEMBER_(shared_experts)},
+    {FAMILY_SHARED, "routed_scaling_factor", HF_POSITIVE_, HF_MEMBER_(cfg.router_factor)},
     {FAMILY_QWEN3MOE, "norm_topk_prob", HF_MUST_BE_TRUE_, 0},
-    {FAMILY_GLM, "norm_topk_prob", HF_TRUE_, 0},
+    {FAMILY_SHARED, "norm_topk_prob", HF_TRUE_, 0},
     {FAMILY_OLMOE, "norm_topk_prob", HF_FALSE_, 0},
     {FAMILY_GLM, "attention_bias", HF_MUST_BE_TRUE_, 0},
     {FAMILY_GLM, "use_qk_norm", HF_MUST_BE_TRUE_, 0},
-    {FAMILY_GLM, "first_k_dense_replace", HF_SIZE_, HF_MEMBER_(cfg.dense_layers)},
-    {FAMILY_GLM, "n_group", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.expert_groups)},
-    {FAMILY_GLM, "topk_group", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.expert_groups_used)},
+    {FAMILY_SHARED, "first_k_dense_replace", HF_SIZE_, HF_MEMBER_(cfg.dense_layers)},
+    {FAMILY_SHARED, "n_group", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.expert_groups)},
+    {FAMILY_SHARED, "topk_group", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.expert_groups_used)},
     {FAMILY_EXPERTS, "scoring_func", HF_SCORING_, 0},
+    {FAMILY_DEEPSEEK, "topk_method", HF_TOPK_, 0},
+    {FAMILY_DEEPSEEK, "moe_layer_freq", HF_UNUSED_, 0},
     {FAMILY_EXPERTS, "decoder_sparse_step", HF_UNUSED_, 0},
     {FAMILY_EXPERTS, "mlp_only_layers", HF_NONE_, 0},
     {FAMILY_EXPERTS, "clip_qkv", HF_NONE_, 0},
     {FAMILY_EXPERTS, "router_jitter_noise", HF_NONE_, 0},
-    {FAMILY_OLMOE | FAMILY_GLM, "sliding_window", HF_NONE_, 0},
+    {FAMILY_OLMOE | FAMILY_SHARED, "sliding_window", HF_NONE_, 0},
     {FAMILY_GEMMA3, "use_bidirectional_attention", HF_UNUSED_, 0},
     {FAMILY_GLM4 | FAMILY_GPTOSS, "attention_bias", HF_TRUE_, 0},
     {FAMILY_GPTOSS, "swiglu_limit", HF_LIMIT_, 0},
@@ -239,6 +252,24 @@ static int hf_read_scoring_(JsonReader* text, const char* key, RouterKind router
     return json_name(text, &word) &&
            (strcmp(word, wanted) == 0 ||
             error_set(text->error, text->path, "%s is %s, wanted %s", key, word, wanted));
+}
+
+// Reads how experts are chosen by their scores.
+static int hf_read_topk_(JsonReader* text, const char* key) {
+    const char* word;
+    return json_name(text, &word) &&
+           (strcmp(word, "noaux_tc") == 0 ||
+            error_set(text->error, text->path, "%s is %s, wanted noaux_tc: by groups, and with biases", key,
+                      word));
+}
+
+// Refuses weights in fp8 with a scale for each block.
+static int hf_read_fp8_(JsonReader* text, const char* key) {
+    return json_peek(text) == 'n' ? json_skip(text)
+                                  : error_set(text->error, text->path,
+                                              "%s: weights in fp8 are not read; wanted bf16, which the "
+                                              "publisher's fp8_cast_bf16.py makes of them",
+                                              key);
 }
 
 static int hf_read_dropout_(JsonReader* text, HfConfig_* config) {
@@ -386,7 +417,8 @@ static int hf_config_turned_(HfConfig_* config, const char* path, char* error) {
                         : old->turned > 0    ? old->turned
                         : config->turned > 0 ? config->turned
                                              : 1;
-    const int dims = (int)(HS * part), is_partial = config->family->turned > 0;
+    const int is_partial = config->family->turned > 0,
+              dims = model_has_latent(*cfg) ? cfg->rope_dims : (int)(HS * part); // or a key has it
     if (!is_partial && part != 1) {
         return error_set(error, path,
                          "partial_rotary_factor changes what the model computes, which is not supported");
@@ -433,7 +465,7 @@ static int hf_config_experts_(HfConfig_* config, const char* path, char* error) 
     if (cfg->dense_layers == 0 && cfg->Fe > 0) {
         cfg->F = cfg->Fe, cfg->Fe = 0;
     }
-    if (cfg->arch != ARCH_GLM4MOE) {
+    if (model_architecture(cfg->arch)->router != ROUTER_SIGMOID) {
         return 1;
     }
     if (cfg->expert_groups <= 1) {
@@ -448,6 +480,21 @@ static int hf_config_experts_(HfConfig_* config, const char* path, char* error) 
     const double hidden = (double)config->shared_experts * model_expert_hidden(*cfg);
     cfg->Fs = hidden < INT_MAX ? (int)hidden : INT_MAX;
     return 1;
+}
+
+// Decides the sizes of heads whose keys come from a latent, and the factor of their scores, which
+// yarn has in the key mscale_all_dim.
+static void hf_config_latent_(HfConfig_* config) {
+    ModelConfig* cfg = &config->cfg;
+    const HfRope* used = config->rope.is_given ? &config->rope : &config->old_rope;
+    if (!model_has_latent(*cfg)) {
+        return;
+    }
+    cfg->HS = cfg->rope_dims + config->resting;
+    cfg->latent.in_halves = !config->in_pairs;
+    if (used->scaling.kind == ROPE_YARN && used->mscale_all > 0) {
+        cfg->attention_scale = hf_rope_score_scale(cfg->HS, used->scaling.factor, used->mscale_all);
+    }
 }
 
 // Decides the hidden units of LFM2: two thirds of a number, times a factor, up to a multiple.
@@ -500,6 +547,10 @@ static int hf_config_value_(JsonReader* text, const HfKey_* key, HfConfig_* conf
         return hf_rope_read_part(text, key->key, (double*)(void*)member);
     case HF_SCORING_:
         return hf_read_scoring_(text, key->key, model_architecture(config->cfg.arch)->router);
+    case HF_TOPK_:
+        return hf_read_topk_(text, key->key);
+    case HF_FP8_:
+        return hf_read_fp8_(text, key->key);
     case HF_DROPOUT_:
         return hf_read_dropout_(text, config);
     case HF_ACTIVATION_:
@@ -627,6 +678,11 @@ static void hf_config_default_(HfConfig_* config) {
     config->turned = family->turned;
     config->cfg.mixer = family->mixer;
     config->attention_every = 4;
+    config->cfg.latent = family->latent.sizes;
+    config->cfg.rope_dims = family->latent.turning, config->resting = family->latent.resting;
+    config->in_pairs = 1;
+    config->cfg.expert_groups = family->groups, config->cfg.expert_groups_used = family->groups_used;
+    config->cfg.router_factor = family->router_factor;
     config->ties = -1;
     config->hidden_multiple = 256, config->hidden_factor = 1, config->adjusts_hidden = 1;
 }
@@ -662,6 +718,13 @@ static char* hf_copy_(const JsonReader* text) {
     return copy;
 }
 
+// Decides rotary positions, and heads that depend on them.
+static int hf_config_heads_(HfConfig_* config, const char* path, char* error) {
+    const int ok = hf_config_rope_(config, path, error);
+    hf_config_latent_(config);
+    return ok;
+}
+
 // Reads the text of config.json of a known family.
 static int hf_config_parse_as_(JsonReader* text, HfConfig_* config) {
     ModelConfig* cfg = &config->cfg;
@@ -683,7 +746,7 @@ static int hf_config_parse_as_(JsonReader* text, HfConfig_* config) {
     }
     if ((cfg->arch == ARCH_GPT2 && !hf_check_gpt2_(config, text->path, text->error)) ||
         !hf_config_check_given_(config, text->path, text->error) ||
-        !hf_config_rope_(config, text->path, text->error) ||
+        !hf_config_heads_(config, text->path, text->error) ||
         !model_check_config(*cfg, text->path, text->error) ||
         !hf_config_turned_(config, text->path, text->error) ||
         !hf_config_rotated_(config, text->path, text->error) ||

@@ -37,6 +37,12 @@ typedef struct {
     float attention_scale, query_scalar, attention_softcap;
     const char* mixed_type; // of a layer with a mixer, in layer_types
     ModelMixer mixer;       // values of missing keys of its sizes
+    struct {
+        ModelLatent sizes;
+        int turning, resting; // channels of a head that turn, and that do not
+    } latent;                 // so are these
+    int groups, groups_used;  // of experts
+    float router_factor;
 } HfFamily;
 
 extern const HfFamily hf_families[ARCH_COUNT];
@@ -61,7 +67,7 @@ enum {
     FAMILY_OLMOE = 1 << ARCH_OLMOE,
     FAMILY_RMS_EPS = FAMILY_ROPE & ~FAMILY_LFM2,    // by that name
     FAMILY_FULL_HEADS = FAMILY_OLMOE | FAMILY_PHI3, // heads x head size are the channels
-    FAMILY_MOE_HIDDEN = FAMILY_QWEN3MOE | FAMILY_GLM,
+    FAMILY_MOE_HIDDEN = FAMILY_QWEN3MOE | FAMILY_SHARED,
     FAMILY_OWN_HIDDEN = FAMILY_MOE_HIDDEN | FAMILY_GRANITE4, // intermediate_size is another one
     FAMILY_BIASES = 1 << ARCH_QWEN2 | FAMILY_GLM | FAMILY_GLM4 | FAMILY_GPTOSS,
     FAMILY_PADDED = 1 << ARCH_SMOLLM3 | FAMILY_FUSED, // a missing pad_token_id is a large id
@@ -141,6 +147,13 @@ const HfFamily hf_families[ARCH_COUNT] = {
      .KV = 8, .is_tied = 1, .rope_base = 1e6,
      .constants = "  \"conv_bias\": false,\n  \"block_auto_adjust_ff_dim\": false,\n",
      .mixed_type = "conv", .mixer = {.taps = 3}},
+    [ARCH_DEEPSEEK3] = {"deepseek_v3", "DeepseekV3ForCausalLM", {"silu", "swish"}, .norm_eps = 1e-6f,
+     .E = 256, .E_used = 8, .dense_layers = 3, .hidden = "moe_intermediate_size",
+     .experts = "n_routed_experts",
+     .constants = "  \"norm_topk_prob\": true,\n  \"scoring_func\": \"sigmoid\",\n  \"topk_method\": \"noaux_tc\",\n"
+         "  \"moe_layer_freq\": 1,\n  \"num_nextn_predict_layers\": 0,\n",
+     .order = ORDER_PAIRS, .latent = {.sizes = {.query_rank = 1536, .rank = 512, .value = 128}, .turning = 64, .resting = 128},
+     .groups = 8, .groups_used = 4, .router_factor = 2.5f},
 };
 
 const HfDefaults hf_defaults[ARCH_COUNT] = {

@@ -41,6 +41,7 @@ typedef struct {
     float hidden_factor;               // block_ffn_dim_multiplier
     const char* experts_key;           // key that gave the number of experts
     int shared_experts;
+    int resting, in_pairs;       // qk_nope_head_dim, rope_interleave
     double dropout;              // largest one
     size_t text_begin, text_end; // of a text_config; 0: it has none, or is not needed
     const char** keys;           // all keys read so far, in the text

@@ -62,7 +62,7 @@ static int hf_check_rope_(ModelConfig cfg, const HfFamily* family, char* error) 
         return error_set(error, "--arch", "in transformers all layers of %s have the same rotary positions",
                          family->type);
     }
-    return model_rope_dims(cfg) == HS || family->turned > 0 ||
+    return model_rope_dims(cfg) == HS || family->turned > 0 || model_has_latent(cfg) ||
            error_set(error, "--arch", "in transformers %s turns all channels of a head, not %d of %d",
                      family->type, model_rope_dims(cfg), HS);
 }
@@ -76,10 +76,32 @@ static int hf_query_scalar_(ModelConfig cfg) {
     return 1 / sqrtf(whole) == scale ? (int)whole : 0;
 }
 
+// Returns the number that, as mscale_all_dim of yarn, gives DeepSeek's factor of scores; 0: it is
+// the usual one; NAN: none does.
+static float hf_mscale_all_(ModelConfig cfg) {
+    const float scale = hf_score_scale_(cfg), factor = cfg.scaling.factor;
+    const int HS = model_head_size(cfg);
+    if (!model_has_latent(cfg) || scale == 1 / sqrtf((float)HS)) {
+        return 0;
+    }
+    const double m = sqrt((double)scale * sqrt((double)HS)), exact = (m - 1) / (0.1 * log((double)factor));
+    for (int digits = 1; digits < 10 && cfg.scaling.kind == ROPE_YARN && factor > 1; digits++) {
+        char text[NUMBER_BYTES];
+        snprintf(text, sizeof(text), "%.*g", digits, exact);
+        const float number = strtof(text, NULL);
+        if (number > 0 && hf_rope_score_scale(HS, factor, number) == scale) {
+            return number;
+        }
+    }
+    return NAN;
+}
+
 // Returns 1 if the family has keys for the scores of such a model.
 static int hf_check_scores_(ModelConfig cfg, char* error) {
     const char* word = model_architecture(cfg.arch)->word;
-    if (cfg.attention_scale > 0 && !(FAMILY_ATTENTION_SCALE >> cfg.arch & 1)) {
+    const int has_key =
+        FAMILY_ATTENTION_SCALE >> cfg.arch & 1 || (model_has_latent(cfg) && !isnan(hf_mscale_all_(cfg)));
+    if (cfg.attention_scale > 0 && !has_key) {
         return error_set(error, "--arch", "in transformers %s divides scores by sqrt(%d), not by %g", word,
                          model_head_size(cfg), 1 / (double)cfg.attention_scale);
     }
@@ -106,12 +128,12 @@ int hf_config_check(ModelConfig cfg, char* error) {
                          "transformers wants heads of channels / heads in %s, not %d x %d of %d channels",
                          word, cfg.NH, HS, cfg.C);
     }
-    if (cfg.arch == ARCH_GLM4MOE && (cfg.E < 2 || cfg.Fs == 0 || cfg.Fs % model_expert_hidden(cfg))) {
-        return error_set(
-            error, "--arch",
-            "transformers wants two experts or more in glm4moe, and one that all tokens take, with a "
-            "multiple of their %d hidden units, not %d and %d",
-            model_expert_hidden(cfg), cfg.E, cfg.Fs);
+    if (model_architecture(cfg.arch)->router == ROUTER_SIGMOID &&
+        (cfg.E < 2 || cfg.Fs == 0 || cfg.Fs % model_expert_hidden(cfg))) {
+        return error_set(error, "--arch",
+                         "transformers wants two experts or more in %s, and one that all tokens take, with a "
+                         "multiple of their %d hidden units, not %d and %d",
+                         word, model_expert_hidden(cfg), cfg.E, cfg.Fs);
     }
     if (hf_families[cfg.arch].query_scalar > 0 && hf_query_scalar_(cfg) == 0) {
         return error_set(error, "--arch", "transformers divides scores of %s by the root of a whole number",
@@ -163,8 +185,15 @@ static void hf_write_factors_(FILE* file, const char* key, const float* factors,
     fprintf(file, "]");
 }
 
-// Writes the members of a scaling.
-static void hf_write_scaling_(FILE* file, RopeSettings s) {
+// Returns the mscale that, beside mscale_all, gives the attention factor, for programs that do not
+// read this.
+static float hf_mscale_(RopeScaling s, float mscale_all) {
+    const double m = hf_rope_mscale((double)s.factor, (double)mscale_all);
+    return roundf((float)(1e6 * ((double)rope_attention(s) * m - 1) / (0.1 * log((double)s.factor)))) / 1e6f;
+}
+
+// Writes the members of a scaling; mscale_all is DeepSeek's, or 0.
+static void hf_write_scaling_(FILE* file, RopeSettings s, float mscale_all) {
     const RopeScaling scaling = s.scaling;
     const char *low = "low_freq_factor", *high = "high_freq_factor";
     fprintf(file, "\"rope_type\": \"%s\"", hf_rope_kinds[scaling.kind]);
@@ -195,15 +224,19 @@ static void hf_write_scaling_(FILE* file, RopeSettings s) {
     if (scaling.attention > 0) {
         fprintf(file, ", \"attention_factor\": %s", hf_number_(scaling.attention).text);
     }
+    if (mscale_all > 0) {
+        fprintf(file, ", \"mscale\": %s, \"mscale_all_dim\": %s",
+                hf_number_(hf_mscale_(scaling, mscale_all)).text, hf_number_(mscale_all).text);
+    }
 }
 
 // Writes an object of rope_parameters.
-static void hf_write_rope_object_(FILE* file, RopeSettings s, int is_partial) {
+static void hf_write_rope_object_(FILE* file, RopeSettings s, int is_partial, float mscale_all) {
     fprintf(file, "{\"rope_theta\": %s, ", hf_number_(s.base).text);
     if (is_partial) {
         fprintf(file, "\"partial_rotary_factor\": %s, ", hf_part_(s.dims, s.HS).text);
     }
-    hf_write_scaling_(file, s);
+    hf_write_scaling_(file, s, mscale_all);
     fprintf(file, "}");
 }
 
@@ -224,6 +257,7 @@ static void hf_write_rope_(FILE* file, ModelConfig cfg, const HfFamily* family) 
     const int is_partial = family->turned > 0, by_window = cfg.window_rope_base > 0;
     const RopeSettings all = {0,           model_head_size(cfg), model_rope_dims(cfg), model_rope_base(cfg),
                               cfg.scaling, &cfg.rope_factors};
+    const float mscale_all = hf_mscale_all_(cfg);
     RopeSettings windows = all;
     windows.base = by_window ? cfg.window_rope_base : cfg.window > 0 ? all.base : family->window_base;
     windows.scaling = by_window ? cfg.window_scaling : cfg.window > 0 ? all.scaling : cfg.window_scaling;
@@ -238,18 +272,18 @@ static void hf_write_rope_(FILE* file, ModelConfig cfg, const HfFamily* family) 
         fprintf(file, "null");
     } else {
         fprintf(file, "{");
-        hf_write_scaling_(file, all);
+        hf_write_scaling_(file, all, mscale_all);
         fprintf(file, "}");
     }
     fprintf(file, ",\n  \"rope_parameters\": ");
     if (family->window_base > 0) {
         fprintf(file, "{\"full_attention\": ");
-        hf_write_rope_object_(file, all, is_partial);
+        hf_write_rope_object_(file, all, is_partial, 0);
         fprintf(file, ", \"sliding_attention\": ");
-        hf_write_rope_object_(file, windows, is_partial);
+        hf_write_rope_object_(file, windows, is_partial, 0);
         fprintf(file, "},\n  \"rope_local_base_freq\": %s,\n", hf_number_(windows.base).text);
     } else {
-        hf_write_rope_object_(file, all, is_partial);
+        hf_write_rope_object_(file, all, is_partial, mscale_all);
         fprintf(file, ",\n");
     }
     hf_write_rotated_(file, cfg, family);
@@ -329,7 +363,7 @@ static void hf_write_experts_(FILE* file, ModelConfig cfg) {
         return;
     }
     fprintf(file, "  \"%s\": %d,\n  \"num_experts_per_tok\": %d,\n", family->experts, cfg.E, cfg.E_used);
-    if (cfg.arch == ARCH_GLM4MOE) {
+    if (model_architecture(cfg.arch)->router == ROUTER_SIGMOID) {
         fprintf(file,
                 "  \"n_shared_experts\": %d,\n  \"routed_scaling_factor\": %s,\n"
                 "  \"first_k_dense_replace\": %d,\n  \"n_group\": %d,\n  \"topk_group\": %d,\n",
@@ -351,6 +385,24 @@ static void hf_write_scores_(FILE* file, ModelConfig cfg) {
     }
 }
 
+// Writes the sizes of latents.
+static void hf_write_latent_(FILE* file, ModelConfig cfg) {
+    const ModelLatent m = cfg.latent;
+    if (!model_has_latent(cfg)) {
+        return;
+    }
+    if (m.query_rank > 0) {
+        fprintf(file, "  \"q_lora_rank\": %d,\n", m.query_rank);
+    } else {
+        fprintf(file, "  \"q_lora_rank\": null,\n");
+    }
+    fprintf(file,
+            "  \"kv_lora_rank\": %d,\n  \"qk_rope_head_dim\": %d,\n  \"qk_nope_head_dim\": %d,\n"
+            "  \"v_head_dim\": %d,\n  \"rope_interleave\": %s,\n",
+            m.rank, cfg.rope_dims, model_head_size(cfg) - cfg.rope_dims, m.value,
+            m.in_halves ? "false" : "true");
+}
+
 // Writes the keys that the families with rotary positions have in common.
 static void hf_write_common_(FILE* file, ModelConfig cfg) {
     fprintf(file,
@@ -358,7 +410,8 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
             "  \"num_hidden_layers\": %d,\n  \"num_attention_heads\": %d,\n  \"num_key_value_heads\": %d,\n"
             "  \"head_dim\": %d,\n  \"hidden_act\": \"%s\",\n  \"%s\": %s,\n"
             "  \"attention_dropout\": 0.0,\n",
-            cfg.max_T, cfg.C, model_hidden(cfg), cfg.L, cfg.NH, model_key_heads(cfg), model_head_size(cfg),
+            cfg.max_T, cfg.C, model_hidden(cfg), cfg.L, cfg.NH, model_key_heads(cfg),
+            model_has_latent(cfg) ? cfg.rope_dims : model_head_size(cfg), // the class says so
             hf_families[cfg.arch].activations[0],
             FAMILY_RMS_EPS >> cfg.arch & 1 ? "rms_norm_eps" : "norm_eps",
             hf_number_(model_norm_eps(cfg)).text);
@@ -370,6 +423,7 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
                 cfg.softcap > 0 ? hf_number_(cfg.softcap).text : "null");
     }
     hf_write_scores_(file, cfg);
+    hf_write_latent_(file, cfg);
     if (FAMILY_GRANITE >> cfg.arch & 1) {
         fprintf(
             file,

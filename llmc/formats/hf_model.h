@@ -199,7 +199,9 @@ static FileLines hf_lines_(const HfTensor_* t, ModelConfig cfg) {
 }
 
 static HeadOrder hf_order_(const HfTensor_* t, ModelConfig cfg) {
-    return t->format == HF_GGUF ? gguf_archs[cfg.arch].order : hf_families[cfg.arch].order;
+    return t->format == HF_GGUF   ? gguf_archs[cfg.arch].order
+           : cfg.latent.in_halves ? ORDER_HALVES
+                                  : hf_families[cfg.arch].order;
 }
 
 static int hf_is_turned_(const HfTensor_* t) {
@@ -225,6 +227,10 @@ static HfShape_ hf_shape_(const HfTensor_* t, ModelConfig cfg) {
     }
     if (file_tensor_is_half(t->tensor)) {
         return (HfShape_){2, {2 * lines.count, lines.width}};
+    }
+    if (file_tensor_is_by_head(t->tensor)) {
+        const size_t NH = (size_t)cfg.NH;
+        return (HfShape_){3, {NH, lines.count / NH, lines.width}};
     }
     const int is_of_all = t->format == HF_GGUF && file_tensor_is_of_expert(t->tensor);
     return is_vector          ? (HfShape_){1, {lines.count}}
@@ -537,6 +543,25 @@ static void hf_read_heads_(const SafeTensorsView* view, const HfTensor_* t, Mode
     }
 }
 
+// Sets them from a part of the rows of each head, or from their transpose.
+static void hf_read_by_head_(const SafeTensorsView* view, const HfTensor_* t, ModelConfig cfg, float* layer,
+                             HfRange_ range, float* chunk) {
+    const FileLines lines = hf_lines_(t, cfg);
+    if (t->tensor->form == FILE_HEAD_VALUES) {
+        hf_read_heads_(view, t, cfg, layer, range);
+        return;
+    }
+    for (size_t i = 0; i < lines.count; i++) {
+        hf_read_part_(view, i * lines.width, lines.width, chunk);
+        for (size_t j = 0; j < lines.width; j++) {
+            const size_t at = file_key_element(cfg, i, j);
+            if (range.first <= at && at < range.end) {
+                layer[at] = chunk[j];
+            }
+        }
+    }
+}
+
 // Sets elements of a layer (rows, cols) from a tensor of the file, as far as it has them; for a
 // matrix, it may set whole rows.
 static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, ModelConfig cfg, float* layer,
@@ -544,6 +569,10 @@ static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, Mode
     const TensorRow* row = t->row;
     const FileLines lines = hf_lines_(t, cfg);
     const size_t begin = lines.first * lines.width;
+    if (file_tensor_is_by_head(t->tensor)) {
+        hf_read_by_head_(view, t, cfg, layer, range, chunk);
+        return;
+    }
     range = hf_common_(range, (HfRange_){begin, begin + lines.count * lines.width});
     if (range.first >= range.end) {
         return;

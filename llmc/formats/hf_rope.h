@@ -185,6 +185,12 @@ static inline double hf_rope_mscale(double factor, double mscale) {
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
+// Returns the factor of scores in DeepSeek's models with yarn.
+static inline float hf_rope_score_scale(int HS, float factor, float mscale_all) {
+    const double m = hf_rope_mscale((double)factor, (double)mscale_all);
+    return (float)(m * m / sqrt((double)HS));
+}
+
 // Returns the factor of rotated pairs of an object that does not have it.
 static inline double hf_rope_attention_(const HfRope* rope) {
     const double factor = rope->scaling.factor;
@@ -257,7 +263,7 @@ static inline int hf_rope_complete(HfRope* rope, int max_T, int original, const 
 
 // Returns 1 if both mean the same.
 static inline int hf_rope_is_same(const HfRope* a, const HfRope* b) {
-    return memcmp(&a->scaling, &b->scaling, sizeof(a->scaling)) == 0 &&
+    return memcmp(&a->scaling, &b->scaling, sizeof(a->scaling)) == 0 && a->mscale_all == b->mscale_all &&
            memcmp(&a->factors, &b->factors, sizeof(a->factors)) == 0;
 }
 

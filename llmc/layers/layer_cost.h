@@ -267,14 +267,50 @@ static inline void cost_branch_backward(const CostWalk* w) {
 
 // Adds a pass of attention with these FLOP and bytes for a sequence without a window.
 static inline void cost_attention_(const CostWalk* w, double flops, double bytes) {
-    const double B = w->N / w->T, all = model_heads(w->cfg) * w->T,
-                 seen = model_attention_products(w->cfg, w->l, (int)w->T);
+    const double B = w->N / w->T, of_key = (model_heads(w->cfg) + model_attention_values(w->cfg)) / 2.0,
+                 all = of_key * w->T, seen = model_attention_products(w->cfg, w->l, (int)w->T);
     cost_add(w, COST_ATTENTION, B * flops * (seen / all), B * bytes);
+}
+
+// Returns the bytes of a pass over queries, keys and values and what latents make of them, and over
+// the values.
+static inline double cost_latent_bytes_(const CostWalk* w) {
+    const ModelWidths of = model_widths(w->cfg);
+    return w->N * w->size * (of.Q + 2.0 * of.latent_up + of.QKV + of.values + of.Q);
+}
+
+// Add what latents cost between the first matrix and attention, if there are any.
+static inline void cost_latent_(const CostWalk* w) {
+    const ModelConfig cfg = w->cfg;
+    if (!model_has_latent(cfg)) {
+        return;
+    }
+    cost_add(w, COST_NORMS, 0, norm_forward_bytes(w->N, cfg.latent.rank + cfg.latent.query_rank, w->size));
+    if (cfg.latent.query_rank > 0) {
+        cost_linear_(w, offsetof(ModelParameters, qupw));
+    }
+    cost_linear_(w, offsetof(ModelParameters, kvupw));
+    cost_add(w, COST_MEMORY, 0, cost_latent_bytes_(w));
+}
+static inline void cost_latent_backward_(const CostWalk* w) {
+    const ModelConfig cfg = w->cfg;
+    const size_t none = offsetof(ModelParameters, qkvb); // there are no biases
+    if (!model_has_latent(cfg)) {
+        return;
+    }
+    cost_add(w, COST_MEMORY, 0, cost_latent_bytes_(w));
+    if (cfg.latent.query_rank > 0) {
+        cost_linear_backward_(w, offsetof(ModelParameters, qupw), none);
+    }
+    cost_linear_backward_(w, offsetof(ModelParameters, kvupw), none);
+    cost_add(w, COST_NORMS, 0,
+             norm_backward_bytes(w->N, cfg.latent.rank + cfg.latent.query_rank, w->size, 0));
 }
 
 static inline void cost_self_attention(const CostWalk* w) {
     const AttentionSizes sizes = attention_config_sizes(w->cfg, 1, (int)w->T);
     cost_linear_(w, offsetof(ModelParameters, qkvw));
+    cost_latent_(w);
     cost_attention_(w, attention_forward_flops(sizes), attention_forward_bytes(sizes, w->size));
     cost_residual_(w, offsetof(ModelParameters, attprojw));
     cost_sum_of_parts(w);
@@ -284,6 +320,7 @@ static inline void cost_self_attention_backward(const CostWalk* w) {
     const AttentionSizes sizes = attention_config_sizes(w->cfg, 1, (int)w->T);
     cost_linear_backward_(w, offsetof(ModelParameters, attprojw), offsetof(ModelParameters, attprojb));
     cost_attention_(w, attention_backward_flops(sizes), attention_backward_bytes(sizes, w->size));
+    cost_latent_backward_(w);
     cost_linear_backward_(w, offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb));
     cost_sum_of_parts(w);
 }

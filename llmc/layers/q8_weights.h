@@ -1,7 +1,7 @@
 /*
 q8_weights.h -- a model whose matrices are in 8 bits (q8.h), for --quantize. Inference only.
 
-    wte, qkvw, attprojw, fcw, fcprojw, sfcw, sfcprojw, head
+    wte, qkvw, qupw, kvupw, attprojw, fcw, fcprojw, sfcw, sfcprojw, head
                   blocks: a tensor of (rows, cols / 32) elements of 34 bytes
     all others    as they are without
 
@@ -38,11 +38,11 @@ static inline int quantized_is_matrix(const TensorRow* row) {
     return row->kind == KIND_MATRIX || row->init == INIT_VOCAB;
 }
 
-// Returns 0, or the columns of a matrix that do not fill blocks: C, all queries' columns, F, an
-// expert's or the shared one's, or a mixer's.
+// Returns 0, or the columns of a matrix that do not fill blocks: C, those of attention's result, F,
+// an expert's or the shared one's, a mixer's, or a latent's.
 static inline int quantized_unfit_columns(ModelConfig cfg) {
-    const int cols[] = {cfg.C,  model_heads(cfg),       model_hidden(cfg), model_expert_hidden(cfg),
-                        cfg.Fs, model_mixer_values(cfg)};
+    const int cols[] = {cfg.C,  model_attention_values(cfg), model_hidden(cfg),     model_expert_hidden(cfg),
+                        cfg.Fs, model_mixer_values(cfg),     cfg.latent.query_rank, cfg.latent.rank};
     for (size_t i = 0; i < sizeof(cols) / sizeof(cols[0]); i++) {
         if (!quantized_fits((size_t)cols[i])) {
             return cols[i];

@@ -7,6 +7,8 @@ CPU, with the matmuls of linear.h.
     atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h), with sinks (sinks.h) if it has any
     out (N, C)                  = atty proj^T + bias; with gates: (atty sigmoid(inp gate^T)) proj^T
 
+With latents (latents.h) the first product is what they come from, and proj reads their values.
+
 If several ranks cut these matrices (tensor_parallel.h), inp and out are the rows of this rank's
 tokens; else of all.
 
@@ -27,6 +29,7 @@ values are kept, and the tokens of a decoding step see all kept before.
 #include "llmc/ops/heads.h"
 #include "llmc/ops/sinks.h"
 #include "llmc/layers/attention_config.h"
+#include "llmc/layers/latents.h"
 #include "llmc/layers/linear.h"
 #include "llmc/layers/pass.h"
 #include "llmc/bf16/qkv_bf16.h"
@@ -41,6 +44,7 @@ typedef struct {
     AttentionBf16Scratch bf16;
     ModelRopes ropes;
     ContextParallel context;
+    LatentScratch latents; // of a step of decoding
 } Attention;
 
 static inline void attention_either_open(Attention* a, Memory* memory, int is_bf16, int T, int HS) {
@@ -78,15 +82,19 @@ static inline void self_attention_open(Attention* a, Memory* memory, int is_bf16
     attention_either_open(a, memory, is_bf16, W, sizes.HS);
     attention_config_open_ropes(&a->ropes, memory, cfg, W, rope_open);
     context_open_cpu(&a->context, memory, sizes, context);
+    if (model_has_latent(cfg)) {
+        latent_open(&a->latents, memory, attention_config_latents(cfg, sizes.B), W);
+    }
 }
 
 typedef struct {
     AttentionSizes sizes;
-    const int* starts;       // (B, W), or NULL
-    int window;              // tokens that a step of decoding sees, itself the last; 0: all
-    Weight weight, proj;     // (QKV, C), (C, Q)
-    Weight gate;             // (Q, C), or no data
-    float *gates, *gated;    // (N, Q) of atty, before their sigmoid; atty with them
+    const int* starts;    // (B, W), or NULL
+    int window;           // tokens that a step of decoding sees, itself the last; 0: all
+    Weight weight, proj;  // (QKV, C), (C, Q); of latents (R, C), (C, NH V)
+    Weight gate;          // (Q, C), or no data
+    float *gates, *gated; // (N, Q) of atty, before their sigmoid; atty with them
+    Latents latents;
     const float* proj_bias;  // (C), or NULL
     Heads heads;             // norms and rotation of queries and keys
     const float* sinks;      // (NH), or NULL
@@ -118,6 +126,7 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
                            .gate = layer->weights.gate,
                            .gates = a->att_gate,
                            .gated = a->att_gated,
+                           .latents = latents_of(layer),
                            .proj_bias = p->attprojb,
                            .heads = {model_architecture(cfg.arch)->heads,
                                      model_norm_eps(cfg),
@@ -147,7 +156,8 @@ static inline int self_attention_is_divided_(const SelfAttention* a) { return a-
 
 static inline int self_attention_is_packed_(const SelfAttention* a) {
     return a->linear->is_bf16 && !a->cache.data && !self_attention_is_divided_(a) &&
-           !heads_parts(a->heads.kind).has_norm && attention_bf16_fits(a->sizes.T, a->sizes.HS);
+           !heads_parts(a->heads.kind).has_norm && !latents_are_there(&a->latents) &&
+           attention_bf16_fits(a->sizes.T, a->sizes.HS);
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
@@ -160,8 +170,16 @@ static inline AttentionPass self_attention_pass_(const SelfAttention* a, const f
     return (AttentionPass){a->sizes, a->starts, a->qkv, kv, a->atty, a->lse};
 }
 
-// Keeps the keys and values in qkv.
+static inline LatentCache self_attention_latents_(const SelfAttention* a) {
+    return (LatentCache){a->cache.data, a->cache.maxT};
+}
+
+// Keeps the keys and values in qkv, or their latents.
 static inline void self_attention_store_(const SelfAttention* a) {
+    if (latents_are_there(&a->latents)) {
+        latents_store_cpu(&a->latents, self_attention_latents_(a), a->qkv, a->sequence, a->positions);
+        return;
+    }
     if (!a->positions) {
         attention_cache_store_cpu(a->cache, a->qkv, a->sequence, 0, a->sizes.T, a->sizes);
         return;
@@ -169,6 +187,25 @@ static inline void self_attention_store_(const SelfAttention* a) {
     for (int b = 0; b < a->sizes.B; b++) {
         attention_cache_store_cpu(a->cache, a->qkv + (size_t)b * a->weight.OC, b, a->positions[b], 1,
                                   a->sizes);
+    }
+}
+
+// Sets qkv before norms and positions.
+static inline void self_attention_linear_(const SelfAttention* a, const float* inp, int N) {
+    const int has_latents = latents_are_there(&a->latents);
+    linear_forward_cpu(has_latents ? a->latents.first : a->qkv, inp, &a->weight, N, a->linear);
+    if (has_latents) {
+        latents_forward_cpu(a->qkv, &a->latents, a->positions != NULL);
+    }
+}
+
+// Sets what the queries of a step see.
+static inline void self_attention_step_(const SelfAttention* a, const AttentionPass* pass) {
+    if (latents_are_there(&a->latents)) {
+        latents_cached_cpu(&a->latents, self_attention_latents_(a), a->qkv, a->positions, 1 / a->sizes.root,
+                           &a->attention->latents);
+    } else {
+        attention_cached_cpu(pass, a->positions, a->window, a->cache, &a->attention->fp32);
     }
 }
 
@@ -183,13 +220,13 @@ static inline void self_attention_keys_(const SelfAttention* a, const float* inp
         attention_bf16_packed_forward_cpu(qkv, &pass, &a->attention->bf16);
         return;
     }
-    linear_forward_cpu(a->qkv, inp, &a->weight, N, a->linear);
+    self_attention_linear_(a, inp, N);
     heads_forward_cpu(a->qkv, &a->heads);
     if (a->cache.data) {
         self_attention_store_(a);
     }
     if (a->positions) {
-        attention_cached_cpu(&pass, a->positions, a->window, a->cache, &a->attention->fp32);
+        self_attention_step_(a, &pass);
         return;
     }
     if (self_attention_is_divided_(a)) {
@@ -210,8 +247,14 @@ static inline size_t self_attention_elements_(const SelfAttention* a) {
     return (size_t)a->tensor.cut.N * (size_t)a->proj.C;
 }
 
-// Returns the output of the heads (N, Q), with gates if they have any.
-static inline const float* self_attention_gated_(const SelfAttention* a) {
+// Returns the output of the heads (N, Q), with gates if they have any, or without padding.
+static inline const float* self_attention_result_(const SelfAttention* a) {
+    if (latents_are_there(&a->latents)) {
+        if (!a->positions) {
+            latent_values_cpu(a->latents.values, a->atty, a->latents.sizes);
+        }
+        return a->latents.values;
+    }
     if (!a->gate.data) {
         return a->atty;
     }
@@ -226,7 +269,7 @@ static inline void self_attention_forward_cpu(float* out, const SelfAttention* a
     if (a->gate.data) {
         linear_forward_cpu(a->gates, all, &a->gate, a->tensor.cut.N, a->linear);
     }
-    linear_forward_cpu(tensor_part(&a->tensor, out), self_attention_gated_(a), &a->proj, a->tensor.cut.N,
+    linear_forward_cpu(tensor_part(&a->tensor, out), self_attention_result_(a), &a->proj, a->tensor.cut.N,
                        a->linear);
     tensor_sum_cpu(&a->tensor, out, a->proj_bias);
 }
@@ -241,6 +284,7 @@ typedef struct {
     float* part;   // (N, C)
     float* dqkv;   // (N, QKV)
     float* sums;   // (B, QKV)
+    LatentsGradients latents;
 } SelfAttentionGradients;
 
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
@@ -260,7 +304,8 @@ self_attention_gradients_of(const ModelParameters* d, const ModelActivations* a,
                                     .dgates = a->datt_gate,
                                     .part = a->dpart,
                                     .dqkv = a->dqkv,
-                                    .sums = a->dfch};
+                                    .sums = a->dfch,
+                                    .latents = latents_gradients_of(d, a, mode)};
 }
 
 // Sets dqkv; if sequences are divided, from the rank's queries, and from the gradients of its keys
@@ -277,12 +322,21 @@ static inline void self_attention_backward_qkv_(const SelfAttention* a, float* d
     }
 }
 
+// Returns the gradient of atty, given that of the result.
+static inline const float* self_attention_datty_(const SelfAttention* a, const SelfAttentionGradients* d) {
+    if (!latents_are_there(&a->latents)) {
+        return d->datty;
+    }
+    latent_values_backward_cpu(a->latents.values, d->datty, a->latents.sizes);
+    return a->latents.values;
+}
+
 // Sets dinp (N, C), which may be datty (N, Q), and sets or adds to all gradients except the
 // projection's; inp (N, C).
 static inline void self_attention_heads_backward_(const SelfAttention* a, const SelfAttentionGradients* d,
                                                   float* dinp, const float* inp) {
     const int N = a->sizes.B * a->sizes.T;
-    const float* dout = d->datty;
+    const float* dout = self_attention_datty_(a, d);
     if (d->dsinks) {
         sinks_backward_cpu(d->dsinks, dout, a->atty, a->lse, a->sinks, a->sizes, d->mode);
     }
@@ -299,7 +353,12 @@ static inline void self_attention_heads_backward_(const SelfAttention* a, const 
     self_attention_backward_qkv_(a, d->dqkv, dout);
     const HeadsGradients dheads = {d->dqnormw, d->dknormw, d->mode, d->sums};
     heads_backward_cpu(d->dqkv, &dheads, a->qkv, &a->heads);
-    linear_backward_cpu(dinp, (LinearGradients){d->dqkvw, d->dqkvb, d->mode}, d->dqkv, inp, &a->weight, N,
+    const float* dlinear = d->dqkv;
+    if (latents_are_there(&a->latents)) {
+        latents_backward_cpu(&a->latents, &d->latents, d->dqkv);
+        dlinear = a->latents.first;
+    }
+    linear_backward_cpu(dinp, (LinearGradients){d->dqkvw, d->dqkvb, d->mode}, dlinear, inp, &a->weight, N,
                         a->linear);
 }
 
@@ -329,7 +388,7 @@ static inline void self_attention_backward_cpu(const SelfAttention* a, const Sel
     tensor_bias_backward_cpu(tensor, d->dprojb, dout, d->mode);
     linear_backward_cpu(d->datty,
                         (LinearGradients){d->dprojw, tensor_is_cut(tensor->cut) ? NULL : d->dprojb, d->mode},
-                        all_dout, self_attention_gated_(a), &a->proj, tensor->cut.N, a->linear);
+                        all_dout, self_attention_result_(a), &a->proj, tensor->cut.N, a->linear);
     self_attention_gates_backward_(a, d);
     self_attention_heads_backward_(a, d, tensor_part(tensor, d->dinp), all_inp);
     self_attention_gates_finish_(a, d, tensor_part(tensor, d->dinp), all_inp);

@@ -57,19 +57,20 @@ typedef struct {
 
 // Matrices of a block, the embedding, and the classifier, which may be the embedding. In a layer
 // with experts, fc and fcproj are expert 0's, and the others' follow them; shared: the expert that
-// all tokens take; gate: of attention's output; mix...: of a mixer (mixer.h).
+// all tokens take; ..._up: out of latents; gate: of attention's output; mix...: of a mixer
+// (mixer.h).
 typedef struct {
-    Weight qkv, gate, attproj, mix, mixz, mixba, mixout, router, fc, fcproj, shared_fc, shared_fcproj, wte,
-        head;
+    Weight qkv, queries_up, keys_up, gate, attproj, mix, mixz, mixba, mixout, router, fc, fcproj, shared_fc,
+        shared_fcproj, wte, head;
 } LayerWeights;
 
 // Names the matrices in `p`, the parameters of a layer with or without experts, and their copies,
 // whose members may be NULL.
 static inline LayerWeights layer_weights(ModelConfig cfg, int has_experts, const ModelParameters* p,
                                          const PackedParameters* forward, const PackedParameters* backward) {
-    const int C = cfg.C, Q = model_heads(cfg), QKV = model_qkv_size(cfg), F = model_hidden(cfg),
-              gates = model_gates(cfg), Fe = model_expert_hidden(cfg), Fs = has_experts ? cfg.Fs : 0,
-              values = model_mixer_values(cfg);
+    const int C = cfg.C, Q = model_heads(cfg), first = model_attention_rows(cfg),
+              out = model_attention_values(cfg), F = model_hidden(cfg), gates = model_gates(cfg),
+              Fe = model_expert_hidden(cfg), Fs = has_experts ? cfg.Fs : 0, values = model_mixer_values(cfg);
     const WeightCodes none = {{NULL, NULL}, {NULL, NULL}};
     const Weight wte = {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C, 0, none},
                  head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C, 0, none},
@@ -78,9 +79,11 @@ static inline LayerWeights layer_weights(ModelConfig cfg, int has_experts, const
                  efc = {p->efcw, p->efcb, forward->efcw, backward->efcw, gates * Fe, C, 0, none},
                  efcproj = {p->efcprojw, p->efcprojb, forward->efcprojw, backward->efcprojw, C, Fe, 0, none};
     const LayerWeights weights = {
-        {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C, 1, none},
+        {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, first, C, 1, none},
+        {p->qupw, NULL, forward->qupw, backward->qupw, Q, cfg.latent.query_rank, 0, none},
+        {p->kvupw, NULL, forward->kvupw, backward->kvupw, model_latent_up(cfg), cfg.latent.rank, 0, none},
         {p->attgatew, NULL, forward->attgatew, backward->attgatew, Q, C, 0, none},
-        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, Q, 0, none},
+        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, out, 0, none},
         {p->mixw, NULL, forward->mixw, backward->mixw, model_mixer_rows(cfg), C, 0, none},
         {p->mixzw, NULL, forward->mixzw, backward->mixzw, values, C, 0, none},
         {p->mixbaw, NULL, forward->mixbaw, backward->mixbaw, 2 * cfg.mixer.value_heads, C, 0, none},

@@ -15,7 +15,7 @@ which tensors exist and which formula a module uses; only the modules ask for it
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks,
 learned positions, GELU in tanh form, the token embedding shared with the classifier.
 Llama: Touvron et al., 2023; rotary positions, RMS norms, SwiGLU, no biases. Grouped keys: Ainslie
-et al., "GQA", 2023.
+et al., "GQA", 2023. Latent attention: DeepSeek-AI, "DeepSeek-V2", 2024 (latent.h).
 */
 #ifndef LLMC_CONFIG_H
 #define LLMC_CONFIG_H
@@ -95,7 +95,8 @@ typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
   X(ARCH_GLM4,     "glm4",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE) \
   X(ARCH_GPTOSS,   "gptoss",   POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_CLAMPED, BIASES_ALL, WINDOWS_ANY,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 1, MIXER_NONE) \
   X(ARCH_QWEN35,   "qwen35",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_DELTA) \
-  X(ARCH_LFM2,     "lfm2",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_CONV)
+  X(ARCH_LFM2,     "lfm2",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_CONV) \
+  X(ARCH_DEEPSEEK3, "deepseek3", POSITIONS_ROPE,  NORM_RMS,       NORMS_BEFORE, HEADS_LATENT,    ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE)
 // clang-format on
 typedef enum { ARCHITECTURES(WORDS_VALUE) ARCH_COUNT } Arch;
 
@@ -149,6 +150,13 @@ typedef struct {
     int taps, key_heads, value_heads, key_size, value_size;
 } ModelMixer;
 
+// Sizes of latent attention (latent.h): columns of the queries' latent, 0: they have none; of that
+// of keys and values; of a value. rope_dims channels of a head turn, those of all heads' key alike.
+typedef struct {
+    int query_rank, rank, value;
+    int in_halves; // order of channels that turn in files: halves, not pairs
+} ModelLatent;
+
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
     int V, Vp;
@@ -180,6 +188,7 @@ typedef struct {
     uint8_t unrotated[LAYER_SET_BYTES]; // layers without rotary positions
     ModelMixer mixer;                   // of layers without attention
     uint8_t mixed[LAYER_SET_BYTES];     // layers that have a mixer in the place of attention
+    ModelLatent latent;                 // HEADS_LATENT
     InitialWeights initial;             // random weights; files do not have it
     ModelPart part;                     // of a larger model; files do not have it
 } ModelConfig;
@@ -227,13 +236,39 @@ static inline int model_copy(ModelConfig cfg, int l) {
     return l / model_copy_repeats(cfg) % model_copies(cfg);
 }
 
-// Return sizes: of a head; columns of all queries (Q), of all keys (as of all values), and of both;
-// hidden units (F), and the columns into each (G).
+// Return sizes: of a head; columns of all queries (Q), of all keys (as of all values), and of both.
 static inline int model_head_size(ModelConfig cfg) { return cfg.HS > 0 ? cfg.HS : cfg.C / cfg.NH; }
 static inline int model_key_heads(ModelConfig cfg) { return cfg.KV > 0 ? cfg.KV : cfg.NH; }
 static inline int model_heads(ModelConfig cfg) { return cfg.NH * model_head_size(cfg); }
 static inline int model_keys(ModelConfig cfg) { return model_key_heads(cfg) * model_head_size(cfg); }
 static inline int model_qkv_size(ModelConfig cfg) { return model_heads(cfg) + 2 * model_keys(cfg); }
+
+// Return 1 if queries, keys and values come from latents; then columns of the first matrix for the
+// queries, and for keys and values; columns of each head out of the latent; and of both caches.
+static inline int model_has_latent(ModelConfig cfg) {
+    return heads_parts(model_architecture(cfg.arch)->heads).has_latent;
+}
+static inline int model_latent_queries(ModelConfig cfg) {
+    return cfg.latent.query_rank > 0 ? cfg.latent.query_rank : model_heads(cfg);
+}
+static inline int model_latent_keys(ModelConfig cfg) { return cfg.latent.rank + cfg.rope_dims; }
+static inline int model_latent_up(ModelConfig cfg) {
+    return cfg.NH * (model_head_size(cfg) - cfg.rope_dims + cfg.latent.value);
+}
+
+// Return the rows of the first matrix of attention, the columns of its result, and those that
+// generation keeps of each token.
+static inline int model_attention_rows(ModelConfig cfg) {
+    return model_has_latent(cfg) ? model_latent_queries(cfg) + model_latent_keys(cfg) : model_qkv_size(cfg);
+}
+static inline int model_attention_values(ModelConfig cfg) {
+    return model_has_latent(cfg) ? cfg.NH * cfg.latent.value : model_heads(cfg);
+}
+static inline int model_kept_keys(ModelConfig cfg) {
+    return model_has_latent(cfg) ? model_latent_keys(cfg) : 2 * model_keys(cfg);
+}
+
+// Return the hidden units (F), the activation, and the columns into each unit (G).
 static inline int model_hidden(ModelConfig cfg) { return cfg.F > 0 ? cfg.F : 4 * cfg.C; }
 static inline ActivationKind model_activation(ModelConfig cfg) {
     return model_architecture(cfg.arch)->activation;
@@ -320,18 +355,38 @@ static inline int model_most_hidden(ModelConfig cfg) {
     return most > cfg.Fs ? most : cfg.Fs;
 }
 
+// Returns the elements of the largest matrix out of a latent, or of values: 0 without latents.
+static inline size_t model_largest_latent_(ModelConfig cfg) {
+    const size_t queries = (size_t)model_heads(cfg) * (size_t)cfg.latent.query_rank,
+                 keys = (size_t)model_latent_up(cfg) * (size_t)cfg.latent.rank,
+                 most = queries > keys ? queries : keys;
+    return model_has_latent(cfg) ? most : 0;
+}
+
 // Returns the elements of the largest matrix of a block; each expert's is a matrix of its own.
 static inline size_t model_largest_matrix(ModelConfig cfg) {
-    const int hidden = model_gates(cfg) * model_most_hidden(cfg), QKV = model_qkv_size(cfg),
-              mix = model_mixer(cfg) == MIXER_NONE ? 0 : model_mixer_rows(cfg), most = mix > QKV ? mix : QKV;
-    return (size_t)cfg.C * (size_t)(hidden > most ? hidden : most);
+    const int hidden = model_gates(cfg) * model_most_hidden(cfg), first = model_attention_rows(cfg),
+              mix = model_mixer(cfg) == MIXER_NONE ? 0 : model_mixer_rows(cfg),
+              most = mix > first ? mix : first;
+    const size_t elements = (size_t)cfg.C * (size_t)(hidden > most ? hidden : most),
+                 latent = model_largest_latent_(cfg);
+    return latent > elements ? latent : elements;
 }
 
 // Returns the most columns of a matrix.
 static inline int model_widest(ModelConfig cfg) {
     const int Q = model_heads(cfg), hidden = model_most_hidden(cfg), most = Q > hidden ? Q : hidden,
-              values = model_mixer(cfg) == MIXER_NONE ? 0 : model_mixer_values(cfg), C = cfg.C;
-    return most > C && most > values ? most : values > C ? values : C;
+              values = model_mixer(cfg) == MIXER_NONE ? 0 : model_mixer_values(cfg),
+              rank = cfg.latent.query_rank > cfg.latent.rank ? cfg.latent.query_rank : cfg.latent.rank,
+              other = rank > values ? rank : values, C = cfg.C;
+    return most > C && most > other ? most : other > C ? other : C;
+}
+
+// Returns the most columns that a norm has of a token's stream or latents.
+static inline int model_widest_norm(ModelConfig cfg) {
+    const int of_queries = cfg.latent.query_rank, rank = cfg.latent.rank,
+              most = of_queries > rank ? of_queries : rank;
+    return most > cfg.C ? most : cfg.C;
 }
 
 static inline NormKind model_norm(ModelConfig cfg) { return model_architecture(cfg.arch)->norm; }
@@ -485,6 +540,28 @@ static inline int model_check_mixer_(ModelConfig cfg, const char* path, char* er
                m.key_size, m.value_size);
 }
 
+// Returns 1 if the sizes of latents are possible for a model.
+static inline int model_check_latent_(ModelConfig cfg, const char* path, char* error) {
+    const ModelLatent m = cfg.latent;
+    const int HS = model_head_size(cfg), most = 65536;
+    if (!model_has_latent(cfg)) {
+        return 1;
+    }
+    if (m.rank < 1 || m.rank > most || m.query_rank < 0 || m.query_rank > most) {
+        return error_set(error, path, "latents of %d channels of keys and %d of queries, wanted up to %d",
+                         m.rank, m.query_rank, most);
+    }
+    if (cfg.rope_dims < 2 || cfg.rope_dims >= HS || m.value < 1 || m.value > HS) {
+        return error_set(error, path,
+                         "heads of %d channels of which %d turn, with values of %d; wanted others besides, "
+                         "and values of 1 to %d",
+                         HS, cfg.rope_dims, m.value, HS);
+    }
+    return model_key_heads(cfg) == cfg.NH ||
+           error_set(error, path, "%d heads with %d heads of keys, wanted as many: they share a latent",
+                     cfg.NH, model_key_heads(cfg));
+}
+
 // Returns 1 if sizes read from the file `path` are possible for a model; if not, 0 and the reason
 // in `error`.
 static inline int model_check_config(ModelConfig cfg, const char* path, char* error) {
@@ -502,7 +579,7 @@ static inline int model_check_config(ModelConfig cfg, const char* path, char* er
         return error_set(error, path, "padded vocabulary of %d below the vocabulary of %d", cfg.Vp, cfg.V);
     }
     return model_check_heads_(cfg, path, error) && model_check_experts_(cfg, path, error) &&
-           model_check_mixer_(cfg, path, error);
+           model_check_mixer_(cfg, path, error) && model_check_latent_(cfg, path, error);
 }
 
 #endif

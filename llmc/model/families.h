@@ -16,7 +16,21 @@ has the tensors of its architecture whose parameters the model has.
 
 // Rows of a parameter that a tensor of a file has: all; the queries', keys' or values'; the first
 // half, in an MLP its gate, or the second; of both, in turns. With experts: the rows of one expert.
-typedef enum { ROWS_ALL, ROWS_Q, ROWS_K, ROWS_V, ROWS_GATE, ROWS_UP, ROWS_TURNS } FileRows;
+// With latents, of their first matrix: the queries' latent; that of keys, and the key that turns;
+// of the matrix out of the latter: the keys of all heads, or the values.
+typedef enum {
+    ROWS_ALL,
+    ROWS_Q,
+    ROWS_K,
+    ROWS_V,
+    ROWS_GATE,
+    ROWS_UP,
+    ROWS_TURNS,
+    ROWS_LATENT_Q,
+    ROWS_LATENT_KV,
+    ROWS_HEAD_KEYS,
+    ROWS_HEAD_VALUES
+} FileRows;
 
 typedef enum {
     FILE_PLAIN,  // as in memory: (rows, cols), or (cols) for a vector
@@ -24,6 +38,11 @@ typedef enum {
     FILE_STACK,  // so is each expert's matrix: (experts, cols, rows); vectors are (experts, rows)
     FILE_HEADS,  // the rows of each head, or the elements of a vector, are in the file's HeadOrder
     FILE_QKV,    // so are those of queries and keys; values follow as in memory
+    // so are the rows that turn, which follow the others of a head, and of a latent
+    FILE_TURNS_LAST,
+    FILE_KEY_TURNS,
+    FILE_HEAD_VALUES, // (heads, rows, cols): a part of the rows of each head
+    FILE_HEAD_KEYS,   // so is (heads, cols, rows)
     // one tensor of two parameters: of each head the rows of queries, as FILE_HEADS, then of gates
     FILE_QUERIES,
     FILE_GATES,
@@ -60,16 +79,19 @@ enum {
     FAMILY_GPTOSS = 1 << ARCH_GPTOSS,
     FAMILY_QWEN35 = 1 << ARCH_QWEN35,
     FAMILY_LFM2 = 1 << ARCH_LFM2,
-    FAMILY_HYBRID = FAMILY_QWEN35 | FAMILY_LFM2, // layers without attention
+    FAMILY_DEEPSEEK = 1 << ARCH_DEEPSEEK3,
+    FAMILY_SHARED = FAMILY_GLM | FAMILY_DEEPSEEK, // experts: some of sigmoids, one of all tokens
+    FAMILY_HYBRID = FAMILY_QWEN35 | FAMILY_LFM2,  // layers without attention
     // with an MLP in some layers, gate and up apart; in matrices of any form
-    FAMILY_GATE_UP = FAMILY_GATED | FAMILY_GLM | FAMILY_QWEN35,
-    FAMILY_DOWN = FAMILY_LLAMAS | FAMILY_GLM | FAMILY_QWEN35,
-    FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_GLM,
+    FAMILY_GATE_UP = FAMILY_GATED | FAMILY_SHARED | FAMILY_QWEN35,
+    FAMILY_DOWN = FAMILY_LLAMAS | FAMILY_SHARED | FAMILY_QWEN35,
+    FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_SHARED,
     FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE | FAMILY_GPTOSS,
     FAMILY_ROUTED = FAMILY_GLM | FAMILY_GPTOSS, // GGUF names the norm before experts otherwise
     FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS | FAMILY_GRANITE4 | FAMILY_HYBRID,
-    FAMILY_LLAMA_NAMES = FAMILY_ROPE & ~FAMILY_LFM2, // of norms and the heads' projection
-    FAMILY_QKV_APART = FAMILY_ROPE & ~FAMILY_PHI3,   // a matrix each
+    // of norms and the heads' projection
+    FAMILY_LLAMA_NAMES = FAMILY_ROPE & ~FAMILY_LFM2,
+    FAMILY_QKV_APART = FAMILY_ROPE & ~FAMILY_PHI3 & ~FAMILY_DEEPSEEK, // a matrix each
     FAMILY_Q_ALONE = FAMILY_QKV_APART & ~FAMILY_QWEN35,
     // names of the norm before the MLP differ
     FAMILY_FFN_NORM = FAMILY_LLAMA_NAMES & ~FAMILY_ROUTED & ~FAMILY_POST_NORM
@@ -111,6 +133,15 @@ typedef struct {
   X(QKV_APART, "model.layers.%d.self_attn.k_proj.weight",        "blk.%d.attn_k.weight",     qkvw,      K,    HEADS) \
   X(QKV_APART, "model.layers.%d.self_attn.v_proj.weight",        "blk.%d.attn_v.weight",     qkvw,      V,    PLAIN) \
   X(PHI3,     "model.layers.%d.self_attn.qkv_proj.weight",       "blk.%d.attn_qkv.weight",   qkvw,      ALL,  QKV)   \
+  X(DEEPSEEK, "model.layers.%d.self_attn.q_proj.weight",         "blk.%d.attn_q.weight",     qkvw,      Q,    TURNS_LAST) \
+  X(DEEPSEEK, "model.layers.%d.self_attn.q_a_proj.weight",       "blk.%d.attn_q_a.weight",   qkvw,      LATENT_Q, PLAIN) \
+  X(DEEPSEEK, "model.layers.%d.self_attn.q_a_layernorm.weight",  "blk.%d.attn_q_a_norm.weight", lnqw,   ALL,  PLAIN) \
+  X(DEEPSEEK, "model.layers.%d.self_attn.q_b_proj.weight",       "blk.%d.attn_q_b.weight",   qupw,      ALL,  TURNS_LAST) \
+  X(DEEPSEEK, "model.layers.%d.self_attn.kv_a_proj_with_mqa.weight", "blk.%d.attn_kv_a_mqa.weight", qkvw, LATENT_KV, KEY_TURNS) \
+  X(DEEPSEEK, "model.layers.%d.self_attn.kv_a_layernorm.weight", "blk.%d.attn_kv_a_norm.weight", lnkvw, ALL,  PLAIN) \
+  X(DEEPSEEK, "model.layers.%d.self_attn.kv_b_proj.weight",      NULL,                       kvupw,     ALL,  PLAIN) \
+  X(DEEPSEEK, NULL,                                              "blk.%d.attn_k_b.weight",   kvupw,     HEAD_KEYS, HEAD_KEYS) \
+  X(DEEPSEEK, NULL,                                              "blk.%d.attn_v_b.weight",   kvupw,     HEAD_VALUES, HEAD_VALUES) \
   X(ROPE,     "model.layers.%d.self_attn.q_proj.bias",           "blk.%d.attn_q.bias",       qkvb,      Q,    HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.k_proj.bias",           "blk.%d.attn_k.bias",       qkvb,      K,    HEADS) \
   X(ROPE,     "model.layers.%d.self_attn.v_proj.bias",           "blk.%d.attn_v.bias",       qkvb,      V,    PLAIN) \
@@ -128,7 +159,7 @@ typedef struct {
   X(GLM4,     "model.layers.%d.post_mlp_layernorm.weight",       "blk.%d.post_ffw_norm.weight", ln2postw, ALL, PLAIN) \
   X(MIXTRAL,  "model.layers.%d.block_sparse_moe.gate.weight",    "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
   X(MOE,      "model.layers.%d.mlp.gate.weight",                 "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
-  X(GLM,      "model.layers.%d.mlp.gate.e_score_correction_bias", "blk.%d.exp_probs_b.bias", routerb,   ALL,  PLAIN) \
+  X(SHARED,   "model.layers.%d.mlp.gate.e_score_correction_bias", "blk.%d.exp_probs_b.bias", routerb,   ALL,  PLAIN) \
   X(GPTOSS,   "model.layers.%d.mlp.router.weight",               "blk.%d.ffn_gate_inp.weight", routerw, ALL,  PLAIN) \
   X(GPTOSS,   "model.layers.%d.mlp.router.bias",                 "blk.%d.ffn_gate_inp.bias", routerwb,  ALL,  PLAIN) \
   X(GPTOSS,   "model.layers.%d.mlp.experts.gate_up_proj",        NULL,                       efcw,      TURNS, STACK) \
@@ -152,9 +183,9 @@ typedef struct {
   X(NANOCHAT, "model.layers.%d.mlp.fc2.weight",                  NULL,                       fcprojw,   ALL,  PLAIN) \
   X(MIXTRAL,  "model.layers.%d.block_sparse_moe.experts.%d.w2.weight", "blk.%d.ffn_down_exps.weight", efcprojw, ALL, PLAIN) \
   X(MOE,      "model.layers.%d.mlp.experts.%d.down_proj.weight", "blk.%d.ffn_down_exps.weight", efcprojw, ALL, PLAIN) \
-  X(GLM,      "model.layers.%d.mlp.shared_experts.gate_proj.weight", "blk.%d.ffn_gate_shexp.weight", sfcw, GATE, PLAIN) \
-  X(GLM,      "model.layers.%d.mlp.shared_experts.up_proj.weight", "blk.%d.ffn_up_shexp.weight", sfcw,  UP,   PLAIN) \
-  X(GLM,      "model.layers.%d.mlp.shared_experts.down_proj.weight", "blk.%d.ffn_down_shexp.weight", sfcprojw, ALL, PLAIN) \
+  X(SHARED,   "model.layers.%d.mlp.shared_experts.gate_proj.weight", "blk.%d.ffn_gate_shexp.weight", sfcw, GATE, PLAIN) \
+  X(SHARED,   "model.layers.%d.mlp.shared_experts.up_proj.weight", "blk.%d.ffn_up_shexp.weight", sfcw,  UP,   PLAIN) \
+  X(SHARED,   "model.layers.%d.mlp.shared_experts.down_proj.weight", "blk.%d.ffn_down_shexp.weight", sfcprojw, ALL, PLAIN) \
   X(LFM2,     "model.layers.%d.operator_norm.weight",             NULL,                       ln1w,      ALL,  PLAIN) \
   X(LFM2,     "model.layers.%d.self_attn.q_layernorm.weight",     NULL,                       qnormw,    ALL,  HEADS) \
   X(LFM2,     "model.layers.%d.self_attn.k_layernorm.weight",     NULL,                       knormw,    ALL,  HEADS) \
@@ -208,11 +239,22 @@ static inline const TensorRow* file_tensor_row(const FileTensor* tensor, const T
                                                       : tensor->row];
 }
 
+// Returns 1 if a tensor of queries is of a model whose queries have a latent, or have none, as this
+// one's.
+static inline int file_tensor_is_of_queries_(const FileTensor* tensor, const TensorRow* rows) {
+    const int has_latent = !tensor_is_absent(&rows[offsetof(ModelParameters, qupw) / sizeof(floatX*)]);
+    return tensor->rows == ROWS_LATENT_Q                               ? has_latent
+           : tensor->rows == ROWS_Q && tensor->form == FILE_TURNS_LAST ? !has_latent
+                                                                       : 1;
+}
+
 // Returns for how many layers files of an architecture have the tensor (tensor_layer); `name` is
 // the tensor's in such files, `rows` the table of parameters.
 static inline int file_tensor_layers(const FileTensor* tensor, const char* name, const TensorRow* rows,
                                      Arch arch) {
-    return name && tensor->architectures >> arch & 1 ? file_tensor_row(tensor, rows, arch)->uses : 0;
+    return name && tensor->architectures >> arch & 1 && file_tensor_is_of_queries_(tensor, rows)
+               ? file_tensor_row(tensor, rows, arch)->uses
+               : 0;
 }
 
 // Returns true for a tensor of one expert, which GGUF has for all experts of a layer at once.
@@ -242,6 +284,16 @@ static inline int file_tensor_parts(const FileTensor* tensor, const TensorRow* r
     return tensor->form == FILE_STACK ? 1 : row->experts;
 }
 
+// Rows of a head in the matrix out of the latent of keys and values.
+typedef struct {
+    size_t keys, values;
+} FileHeadPart_;
+
+static inline FileHeadPart_ file_head_part_(ModelConfig cfg) {
+    const FileHeadPart_ part = {(size_t)(model_head_size(cfg) - cfg.rope_dims), (size_t)cfg.latent.value};
+    return part;
+}
+
 // Returns the lines of an expert, 0 without experts.
 static inline FileLines file_tensor_lines(const FileTensor* tensor, const TensorRow* row, ModelConfig cfg,
                                           int expert) {
@@ -261,6 +313,14 @@ static inline FileLines file_tensor_lines(const FileTensor* tensor, const Tensor
         return file_lines_(first, all / 2, width);
     case ROWS_UP:
         return file_lines_(first + all / 2, all / 2, width);
+    case ROWS_LATENT_Q:
+        return file_lines_(0, (size_t)model_latent_queries(cfg), width);
+    case ROWS_LATENT_KV:
+        return file_lines_((size_t)model_latent_queries(cfg), (size_t)model_latent_keys(cfg), width);
+    case ROWS_HEAD_KEYS:
+        return file_lines_(0, (size_t)(cfg.NH * cfg.latent.rank), file_head_part_(cfg).keys);
+    case ROWS_HEAD_VALUES:
+        return file_lines_(0, (size_t)(cfg.NH * cfg.latent.value), width);
     case ROWS_TURNS:
     case ROWS_ALL:
         break;
@@ -268,25 +328,69 @@ static inline FileLines file_tensor_lines(const FileTensor* tensor, const Tensor
     return file_lines_(first, all, width);
 }
 
+// Returns the channel in memory for channel `at` of a head in a file, below `dims`, which turn.
+static inline size_t file_turning_channel_(HeadOrder order, size_t dims, size_t at) {
+    const size_t half = dims / 2;
+    const int is_upper = at >= half, is_second = is_upper != (order == ORDER_SWAPPED);
+    return order == ORDER_PAIRS ? at : 2 * (at - (is_upper ? half : 0)) + (size_t)is_second;
+}
+
 // Returns the line in memory for line `line` of a file, among the lines of all heads of a
 // parameter.
 static inline size_t file_head_line(HeadOrder order, ModelConfig cfg, size_t line) {
-    const size_t HS = (size_t)model_head_size(cfg), half = (size_t)model_rope_dims(cfg) / 2, at = line % HS;
-    if (order == ORDER_PAIRS || at >= 2 * half) {
-        return line;
-    }
-    const int is_upper = at >= half, is_second = is_upper != (order == ORDER_SWAPPED);
-    return line - at + 2 * (at - (is_upper ? half : 0)) + (size_t)is_second;
+    const size_t HS = (size_t)model_head_size(cfg), dims = (size_t)model_rope_dims(cfg) / 2 * 2,
+                 at = line % HS;
+    return at < dims ? line - at + file_turning_channel_(order, dims, at) : line;
+}
+
+// Returns it if channels that turn are the last of a head in the file, and the first in memory.
+static inline size_t file_last_line_(HeadOrder order, ModelConfig cfg, size_t line) {
+    const size_t HS = (size_t)model_head_size(cfg), dims = (size_t)cfg.rope_dims, at = line % HS,
+                 rest = HS - dims;
+    return line - at + (at < rest ? dims + at : file_turning_channel_(order, dims, at - rest));
 }
 
 // Returns the line in memory for line `line` of a tensor, among the lines that it has.
 static inline size_t file_tensor_line(const FileTensor* tensor, HeadOrder order, ModelConfig cfg,
                                       size_t line) {
-    const size_t turned = (size_t)model_heads(cfg) + (size_t)model_keys(cfg);
-    return tensor->form == FILE_HEADS || tensor->form == FILE_QUERIES ||
-                   (tensor->form == FILE_QKV && line < turned)
-               ? file_head_line(order, cfg, line)
-               : line;
+    const size_t turned = (size_t)model_heads(cfg) + (size_t)model_keys(cfg), rank = (size_t)cfg.latent.rank,
+                 values = (size_t)cfg.latent.value;
+    switch (tensor->form) {
+    case FILE_HEADS:
+    case FILE_QUERIES:
+        return file_head_line(order, cfg, line);
+    case FILE_QKV:
+        return line < turned ? file_head_line(order, cfg, line) : line;
+    case FILE_TURNS_LAST:
+        return file_last_line_(order, cfg, line);
+    case FILE_KEY_TURNS:
+        return line < rank ? line : rank + file_turning_channel_(order, (size_t)cfg.rope_dims, line - rank);
+    case FILE_HEAD_VALUES: {
+        const FileHeadPart_ part = file_head_part_(cfg);
+        return line / values * (part.keys + part.values) + part.keys + line % values;
+    }
+    case FILE_HEAD_KEYS: // a line is a column of a head
+    case FILE_PLAIN:
+    case FILE_CONV1D:
+    case FILE_STACK:
+    case FILE_GATES:
+    case FILE_TAPS:
+        break;
+    }
+    return line;
+}
+
+// Returns the place in memory of element `i` of line `line` of FILE_HEAD_KEYS, whose lines are the
+// columns of each head's keys.
+static inline size_t file_key_element(ModelConfig cfg, size_t line, size_t i) {
+    const FileHeadPart_ part = file_head_part_(cfg);
+    const size_t rank = (size_t)cfg.latent.rank, head = line / rank;
+    return (head * (part.keys + part.values) + i) * rank + line % rank;
+}
+
+// Returns true for a tensor that has a part of the rows of each head.
+static inline int file_tensor_is_by_head(const FileTensor* tensor) {
+    return tensor->form == FILE_HEAD_KEYS || tensor->form == FILE_HEAD_VALUES;
 }
 
 // Returns true for one of the two parameters of a tensor.

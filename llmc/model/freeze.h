@@ -108,13 +108,13 @@ typedef struct {
 
 static const FreezeWord_* freeze_words_(int* count) {
     static const FreezeWord_ words[] = {
-        {"embeddings", "w?e"},  {"blocks", "ln[12]?"},     {"blocks", "ln[12]post?"},
-        {"blocks", "qkv?"},     {"blocks", "?normw"},      {"blocks", "sinks"},
-        {"blocks", "attproj?"}, {"blocks", "fc*"},         {"blocks", "?fc*"},
-        {"blocks", "routerw*"}, {"attention", "qkv?"},     {"attention", "?normw"},
-        {"attention", "sinks"}, {"attention", "attproj?"}, {"mlp", "fc*"},
-        {"mlp", "?fc*"},        {"mlp", "routerw*"},       {"experts", "?fc*"},
-        {"router", "routerw*"}, {"norms", "ln*"},          {"norms", "?normw"},
+        {"embeddings", "w?e"},  {"blocks", "ln[12]?"},  {"blocks", "ln[12]post?"}, {"blocks", "qkv?"},
+        {"blocks", "?normw"},   {"blocks", "sinks"},    {"blocks", "attproj?"},    {"blocks", "fc*"},
+        {"blocks", "?fc*"},     {"blocks", "routerw*"}, {"blocks", "lnqw"},        {"blocks", "lnkvw"},
+        {"blocks", "*upw"},     {"attention", "qkv?"},  {"attention", "?normw"},   {"attention", "lnqw"},
+        {"attention", "lnkvw"}, {"attention", "*upw"},  {"attention", "sinks"},    {"attention", "attproj?"},
+        {"mlp", "fc*"},         {"mlp", "?fc*"},        {"mlp", "routerw*"},       {"experts", "?fc*"},
+        {"router", "routerw*"}, {"norms", "ln*"},       {"norms", "?normw"},
     };
     *count = (int)(sizeof(words) / sizeof(words[0]));
     return words;

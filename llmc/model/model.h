@@ -49,12 +49,16 @@ typedef enum {
   X(wpe,      ONCE,    w.positions,        cfg.C,            0,       1,            INIT_NORMAL,        1,     EMBEDDING, NONE)  /* position embedding */ \
   X(ln1w,     ALL,     1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before attention */ \
   X(ln1b,     ALL,     1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
-  X(qkvw,     ATTENTION,     w.QKV,              cfg.C,            w.apart, w.parts,      INIT_NORMAL,        1,     MATRIX,    HEADS) /* queries, keys, values */ \
+  X(qkvw,     ATTENTION,     w.first,            cfg.C,            w.apart, w.parts,      INIT_NORMAL,        1,     MATRIX,    HEADS) /* queries, keys, values; or queries or their latent, the latent of keys and values, the key that turns */ \
+  X(lnqw,    ATTENTION,     1,                  w.query_rank,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norms of these latents, */ \
+  X(lnkvw,   ATTENTION,     1,                  w.rank,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE) \
+  X(qupw,  ATTENTION,     w.latent_q,         w.query_rank,     0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* and what makes the queries of them, */ \
+  X(kvupw, ATTENTION,     w.latent_up,        w.rank,           0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* and of each head the keys, then the values */ \
   X(qkvb,     ATTENTION,     1,                  w.qkv_bias,       0,       1,            INIT_ZERO,          0,     VECTOR,    HEADS) \
   X(qnormw,   ATTENTION,     1,                  w.query_norm,     0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* norm of the queries, */ \
   X(knormw,   ATTENTION,     1,                  w.key_norm,       0,       1,            INIT_ONE,           0,     VECTOR,    COLS)  /* and of the keys; not cut if it is of each head */ \
   X(sinks,    ATTENTION,     1,                  w.sinks,          0,       1,            INIT_NORMAL,        0,     VECTOR,    NONE)  /* of attention, one logit of each head */ \
-  X(attprojw, ATTENTION,     cfg.C,              w.Q,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
+  X(attprojw, ATTENTION,     cfg.C,              w.values,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
   X(attprojb, ATTENTION,     1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
   X(attgatew, ATTENTION, w.gate,           cfg.C,            0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* gates of the heads' output */ \
   X(mixw,     MIXED,   w.mix_rows,         w.mix_C,          0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* into a mixer: queries, keys and values; or b, c and x of a convolution */ \
@@ -109,6 +113,12 @@ typedef enum {
   X(ln1_mean,   ALL, blocks, R,      MLP,   w.mean,              float,   LIVE_ALWAYS) \
   X(ln1_rstd,   ALL, blocks, R,      MLP,   w.before,            float,   LIVE_ALWAYS) \
   X(qkv,        ATTENTION, blocks, N,      MLP,   w.QKV,               floatX,  LIVE_ALWAYS)  /* queries (NH, HS), keys (KV, HS), values (KV, HS) of each token */ \
+  X(latent_q,   ATTENTION, blocks, N,      MLP,   w.query_rank,        floatX,  LIVE_ALWAYS)  /* latent of the queries, and of keys and values; with their norms */ \
+  X(latent_kv,  ATTENTION, blocks, N,      MLP,   w.rank,              floatX,  LIVE_ALWAYS) \
+  X(latent_q_norm, ATTENTION, blocks, N,   MLP,   w.query_rank,        floatX,  LIVE_ALWAYS) \
+  X(latent_kv_norm, ATTENTION, blocks, N,  MLP,   w.rank,              floatX,  LIVE_ALWAYS) \
+  X(latent_q_rstd, ATTENTION, blocks, N,   MLP,   w.query_rank > 0,    float,   LIVE_ALWAYS) \
+  X(latent_kv_rstd, ATTENTION, blocks, N,  MLP,   w.rank > 0,          float,   LIVE_ALWAYS) \
   X(qk_raw,     ATTENTION, blocks, N,      MLP,   w.raw,               floatX,  LIVE_ALWAYS)  /* queries and keys before a norm with weights */ \
   X(qk_rstd,    ATTENTION, blocks, N,      MLP,   w.unit_rstd,         float,   LIVE_ALWAYS)  /* of a norm without weights: (NH + KV) */ \
   X(atty,       ATTENTION, blocks, N,      MLP,   w.Q,                 floatX,  LIVE_ALWAYS)  /* attention's output, before its projection */ \
@@ -149,7 +159,7 @@ typedef enum {
   X(logits,     ALL, 1,      chunk,  BLOCK, w.last_words,        floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
   X(word_rows,  ALL, 1,      ranks * chunk, BLOCK, w.word_rows, float, LIVE_CLASSIFIER)  /* what each tensor rank keeps of a token's logits (cross_entropy.h) */ \
   X(all_logits, ALL, 1,      decoded, NEVER, w.all_words,        floatX,  LIVE_PASS)  /* of all tensor ranks, one after the other; then token by token */ \
-  X(kv,         ATTENTION, cfg.L,  cached, NEVER, 2 * w.K,             floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS) */ \
+  X(kv,         ATTENTION, cfg.L,  cached, NEVER, w.kept,              floatX,  LIVE_PASS)  /* of B sequences: (B, 2, KV, T, HS), or latents (latent.h) */ \
   X(mix_inputs, MIXED, cfg.L,  caches, NEVER, w.mix_inputs,       float,   LIVE_PASS)  /* of B sequences: the last inputs of the convolution */ \
   X(mix_state,  MIXED, cfg.L,  caches, NEVER, w.mix_state,        float,   LIVE_PASS)  /* and the states of the delta rule */ \
   X(losses,     ALL, 1,      trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
@@ -172,6 +182,14 @@ typedef enum {
   X(qk_sums,    ALL, 1,      ranks * N, BLOCK, w.qk_sums,          float,   LIVE_BLOCK)   /* of norms of all heads together, if tensor ranks cut them: HeadsSums of all ranks */ \
   X(att_gated,  ALL, 1,      N,     BLOCK, w.gate,              floatX,  LIVE_BLOCK)   /* atty times its gates, then the gradient of atty */ \
   X(datt_gate,  ALL, 1,      trained, BLOCK, w.gate,            floatX,  LIVE_BLOCK)   /* gradient of att_gate */ \
+  X(latent_first, ALL, 1,    N,     BLOCK, w.latent_first,      floatX,  LIVE_BLOCK)   /* output of latent attention's first matrix, then its gradient; so are the next two */ \
+  X(latent_queries, ALL, 1,  N,     BLOCK, w.latent_q,          floatX,  LIVE_BLOCK)   /* queries out of their latent */ \
+  X(latent_up,  ALL, 1,      N,     BLOCK, w.latent_up,         floatX,  LIVE_BLOCK)   /* keys and values out of theirs */ \
+  X(att_values, ALL, 1,      N,     BLOCK, w.latent_values,     floatX,  LIVE_BLOCK)   /* values of atty without what pads them, then the gradient of atty */ \
+  X(dlatent_q,  ALL, 1,      trained, BLOCK, w.query_rank,      floatX,  LIVE_BLOCK)   /* gradients of latents, and of their norms */ \
+  X(dlatent_kv, ALL, 1,      trained, BLOCK, w.rank,            floatX,  LIVE_BLOCK) \
+  X(dlatent_q_norm, ALL, 1,  trained, BLOCK, w.query_rank,      floatX,  LIVE_BLOCK) \
+  X(dlatent_kv_norm, ALL, 1, trained, BLOCK, w.rank,            floatX,  LIVE_BLOCK) \
   X(dmix,       ALL, 1,      trained, BLOCK, w.mix_rows,        floatX,  LIVE_BLOCK)   /* gradients of a mixer's activations */ \
   X(dmixconv,   ALL, 1,      trained, BLOCK, w.mix_conv,        floatX,  LIVE_BLOCK) \
   X(dmixz,      ALL, 1,      trained, BLOCK, w.mix_values,      floatX,  LIVE_BLOCK) \
@@ -218,6 +236,9 @@ typedef struct {
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias, logits_bias;
     int expert_hidden_bias, expert_bias;
     int gate; // of the heads' output
+    // rows of attention's first matrix; columns of its result, and those that generation keeps
+    int first, values, kept;
+    int query_rank, rank, latent_q, latent_up, latent_first, latent_values; // of latents
     // of layers with a mixer; channels of the model, if there are such layers
     int mix_C, mix_rows, mix_channels, mix_conv, mix_values, mix_heads, mix_taps, mix_norm, mix_out;
     int mix_inputs, mix_state, part;
@@ -264,6 +285,21 @@ static inline void model_mixer_widths_(ModelWidths* w, ModelConfig cfg) {
     w->part = is_delta * cfg.C;
 }
 
+static inline void model_latent_widths_(ModelWidths* w, ModelConfig cfg) {
+    const int has_latent = model_has_latent(cfg);
+    w->first = model_attention_rows(cfg);
+    w->values = model_attention_values(cfg);
+    w->kept = model_kept_keys(cfg);
+    w->query_rank = has_latent * cfg.latent.query_rank;
+    w->rank = has_latent * cfg.latent.rank;
+    w->latent_q = w->query_rank > 0 ? w->Q : 0;
+    w->latent_up = has_latent ? model_latent_up(cfg) : 0;
+    w->latent_first = has_latent * w->first;
+    w->latent_values = has_latent * w->Q;
+    w->apart = has_latent ? model_latent_queries(cfg) : w->apart;
+    w->parts = has_latent ? 1 : w->parts;
+}
+
 static inline ModelWidths model_widths(ModelConfig cfg) {
     const Architecture* kinds = model_architecture(cfg.arch);
     const HeadsParts heads = heads_parts(kinds->heads);
@@ -307,6 +343,7 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.dqkv = w.QKV > sums ? w.QKV : sums;
     model_expert_widths_(&w, cfg);
     model_mixer_widths_(&w, cfg);
+    model_latent_widths_(&w, cfg);
     return w;
 }
 
@@ -587,16 +624,16 @@ static inline double model_multiplied_elements(const TensorRow* row, ModelConfig
     return is_lookup ? 0 : share * (double)tensor_layer_elements(row);
 }
 
-// Returns the multiply-adds of attention for one token in layer l, forward: the scores and the
-// values each cost Q for every key that a query sees, T/2 on average, fewer with a window. The
-// delta rule reads and writes its state in every token.
+// Returns the multiply-adds of attention for one token in layer l, forward: for every key that a
+// query sees, T/2 on average, fewer with a window, the scores cost Q, and the values their columns.
+// The delta rule reads and writes its state in every token.
 static inline double model_attention_products(ModelConfig cfg, int l, int T) {
     const ModelMixer m = cfg.mixer;
     if (model_layer_has(cfg, LAYERS_MIXED, l)) {
         return 3.0 * m.value_heads * m.key_size * m.value_size;
     }
     const int window = model_window(cfg, l), W = 0 < window && window < T ? window : T;
-    return 2.0 * model_heads(cfg) * W * (1 - W / (2.0 * T));
+    return ((double)model_heads(cfg) + model_attention_values(cfg)) * W * (1 - W / (2.0 * T));
 }
 
 // Returns the floating-point operations to train on one token, as the field counts them: 6 per

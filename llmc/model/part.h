@@ -118,6 +118,9 @@ const char* part_uncut(char* text, size_t room, ModelConfig whole, int t, int un
     if (model_mixer(whole) != MIXER_NONE) {
         return "layers with a delta rule or a short convolution are not cut";
     }
+    if (model_has_latent(whole)) {
+        return "matrices of latents are not cut";
+    }
     if (t > MODEL_MAX_TENSOR_RANKS) {
         snprintf(text, room, "at most %d", MODEL_MAX_TENSOR_RANKS);
         return text;

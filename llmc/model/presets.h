@@ -26,6 +26,9 @@ typedef struct {
     float attention_softcap;
     const char* layer_types; // --layer-types; NULL: those of the family
     ModelMixer mixer;        // 0: derived from the heads
+    int dense_layers, Fe, Fs, expert_groups, expert_groups_used;
+    float router_factor;
+    ModelLatent latent; // 0: derived from the heads
 } ModelPreset;
 
 #ifdef __cplusplus
@@ -87,6 +90,9 @@ ModelConfig model_preset_config(const ModelPreset* preset, int V);
 #define QWEN35_(name, l, c, nh, kv, f, heads)                                                                \
     MODEL_(name, ARCH_QWEN35, l, c, nh, kv, 256, f, 262144, 248320, 0, 1e-6f, .rope_base = 1e7f,             \
            .rope_dims = 64, .mixer = {4, 16, heads, 128, 128})
+#define DEEPSEEK_(name, l, c, nh, f, fe, e, used, t, v, head, eps, base, ...)                                \
+    MODEL_(name, ARCH_DEEPSEEK3, l, c, nh, 0, 192, f, t, v, head, eps, .rope_base = base, .E = e,            \
+           .E_used = used, .Fe = fe, .rope_dims = 64, __VA_ARGS__)
 #define LFM2_(name, c, nh, f)                                                                                \
     MODEL_(name, ARCH_LFM2, 16, c, nh, 8, 64, f, 128000, 65536, 0, 1e-5f, .rope_base = 1e6f,                 \
            .mixer.taps = 3,                                                                                  \
@@ -153,6 +159,14 @@ static const ModelPreset models_[] = {
     EXPERTS_("qwen3moe:30b-a3b", ARCH_QWEN3MOE, 48, 2048, 32, 4, 128,   768, 128, 8, 40960, 151936, 1, 1e-6f, .rope_base = 1e6f),
     EXPERTS_("gpt-oss:20b",     ARCH_GPTOSS,   24, 2880, 64, 8,  64,  2880,  32, 4, 131072, 201088, 1, 1e-5f, .rope_base = 1.5e5f, .window = 128,
         .scaling = YARN_(32, 4096, 1.3465735902799727f, 1)),
+    DEEPSEEK_("moonlight:16b",      27, 2048, 16, 11264, 1408, 64, 6, 8192, 163840, 1, 1e-5f, 5e4f, .Fs = 2816, .dense_layers = 1,
+        .router_factor = 2.446f, .latent = {.rank = 512, .value = 128}),
+    DEEPSEEK_("deepseek3:671b",     61, 7168, 128, 18432, 2048, 256, 8, 163840, 129280, 1, 1e-6f, 1e4f, .Fs = 2048, .dense_layers = 3,
+        .router_factor = 2.5f, .expert_groups = 8, .expert_groups_used = 4, .latent = {.query_rank = 1536, .rank = 512, .value = 128},
+        .scaling = YARN_(40, 4096, 1, 0), .attention_scale = 0.13523377f), // (1 + ln(40) / 10)^2 / sqrt(192)
+    // of about 50M parameters with a tokenizer of 24,000 tokens, a token uses 25M
+    MODEL_("mla:moe-50m", ARCH_DEEPSEEK3, 8, 384, 6, 0, 96, 1024, 1024, 0, 0, 1e-6f, .rope_base = 1e4f, .rope_dims = 32, .E = 16, .E_used = 4,
+        .Fe = 256, .Fs = 256, .dense_layers = 1, .latent = {.query_rank = 192, .rank = 128, .value = 64}),
     NANOCHAT_("nanochat:d12", 12, 768, 6, 2048, 65536),
     NANOCHAT_("nanochat:d20", 20, 1280, 10, 2048, 65536),
     NANOCHAT_("speedrun", 12, 768, 6, 1024, 0), // it also has a recipe (recipes.h)
@@ -172,6 +186,7 @@ static const ModelPreset models_[] = {
 #undef GRANITE_
 #undef QWEN35_
 #undef LFM2_
+#undef DEEPSEEK_
 
 const ModelPreset* model_presets(int* count) {
     *count = (int)(sizeof(models_) / sizeof(models_[0]));
@@ -226,6 +241,10 @@ ModelConfig model_preset_config(const ModelPreset* preset, int V) {
     cfg.residual_factor = preset->residual_factor, cfg.logits_divisor = preset->logits_divisor;
     cfg.attention_softcap = preset->attention_softcap;
     cfg.mixer = preset->mixer;
+    cfg.dense_layers = preset->dense_layers, cfg.Fe = preset->Fe, cfg.Fs = preset->Fs;
+    cfg.expert_groups = preset->expert_groups, cfg.expert_groups_used = preset->expert_groups_used;
+    cfg.router_factor = preset->router_factor;
+    cfg.latent = preset->latent;
     return cfg;
 }
 

@@ -540,6 +540,7 @@ template <class X, int WIDTH>
 static inline decltype(&heads_forward_kernel<X, WIDTH, HEADS_PLAIN>) heads_forward_of_(HeadsKind kind) {
     switch (kind) {
     case HEADS_PLAIN:
+    case HEADS_LATENT:
     case HEADS_ROW_NORM:
         break;
     case HEADS_NORM:
@@ -561,6 +562,7 @@ template <class X, int WIDTH>
 static inline decltype(&heads_backward_kernel<X, WIDTH, HEADS_NORM>) heads_backward_of_(HeadsKind kind) {
     switch (kind) {
     case HEADS_PLAIN:
+    case HEADS_LATENT:
     case HEADS_ROW_NORM:
         break;
     case HEADS_NORM:

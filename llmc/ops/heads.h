@@ -6,7 +6,7 @@ heads of a token together, then rotary positions (rope.h).
                                                                 the queries and one for the keys
     n = x r weight      r over NH HS, or over KV HS columns     HEADS_ROW_NORM: as many weights
     n = x r                                                     HEADS_UNIT_NORM
-    n = x                                                       HEADS_PLAIN
+    n = x                                                       HEADS_PLAIN, HEADS_LATENT
     out = n rotated by the position of its token
 
     dn      = dout rotated back
@@ -45,13 +45,15 @@ sums in a fixed order.
 extern "C" {
 #endif
 
-// Norms of queries and keys: X(kind, has a norm, has weights, of all heads together, keeps rstd).
+// Norms of queries and keys: X(kind, has a norm, has weights, of all heads together, keeps rstd,
+// comes from latents, which have norms of their own: latent.h).
 // clang-format off
 #define HEADS_KINDS(X) \
-    X(HEADS_PLAIN,     0, 0, 0, 0) \
-    X(HEADS_NORM,      1, 1, 0, 0) \
-    X(HEADS_ROW_NORM,  1, 1, 1, 0) \
-    X(HEADS_UNIT_NORM, 1, 0, 0, 1)
+    X(HEADS_PLAIN,     0, 0, 0, 0, 0) \
+    X(HEADS_NORM,      1, 1, 0, 0, 0) \
+    X(HEADS_ROW_NORM,  1, 1, 1, 0, 0) \
+    X(HEADS_UNIT_NORM, 1, 0, 0, 1, 0) \
+    X(HEADS_LATENT,    0, 0, 0, 0, 1)
 // clang-format on
 
 #define HEADS_VALUE_(kind, ...) kind,
@@ -59,7 +61,7 @@ typedef enum { HEADS_KINDS(HEADS_VALUE_) } HeadsKind;
 #undef HEADS_VALUE_
 
 typedef struct {
-    int has_norm, has_weights, is_together, keeps_rstd;
+    int has_norm, has_weights, is_together, keeps_rstd, has_latent;
 } HeadsParts;
 
 static inline HeadsParts heads_parts(HeadsKind kind) {
@@ -227,6 +229,7 @@ static void heads_norm_(float* x, const Heads* heads, int n, int h) {
     const int HS = heads->sizes.HS, NH = heads->sizes.NH;
     switch (heads->kind) {
     case HEADS_PLAIN:
+    case HEADS_LATENT:
     case HEADS_ROW_NORM:
         return;
     case HEADS_NORM:
@@ -325,6 +328,7 @@ static void heads_backward_head_(float* dqkv, float* sum, const float* qkv, cons
         float* d = dqkv + at;
         switch (heads->kind) {
         case HEADS_PLAIN:
+        case HEADS_LATENT:
         case HEADS_ROW_NORM:
             heads_turn_back_(d, heads, n);
             break;

@@ -96,7 +96,7 @@ static inline void gpu_setup_waits_(Comm* comm, const Options* o) {
 // Refuses matmuls in fp8 on a GPU without them, and of rows that cublasLt cannot read.
 static inline void gpu_setup_check_fp8_(const Settled* s, int device) {
     const int F = model_hidden(s->part), Fs = s->part.Fs, gates = model_gates(s->part),
-              sizes[] = {s->part.C, model_qkv_size(s->part), F, F * gates, Fs, Fs * gates};
+              sizes[] = {s->part.C, model_attention_rows(s->part), F, F * gates, Fs, Fs * gates};
     for (int i = 0; i < 6; i++) {
         if (sizes[i] % E4M3_UNIT) {
             die_usage("--matmul fp8: a matrix has %d rows or columns; on a GPU wanted a multiple of %d",

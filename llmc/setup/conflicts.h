@@ -454,10 +454,12 @@ static void setup_check_widths_(const Settled* s, const char* word) {
         const char* name;
         int columns;
     } widths[] = {{"channels", cfg.C},
-                  {"columns of its heads", model_heads(cfg)},
+                  {"columns of its heads", model_attention_values(cfg)},
+                  {"channels in the latent of its queries", cfg.latent.query_rank},
+                  {"channels in the latent of its keys", cfg.latent.rank},
                   {"hidden units", model_hidden(cfg)},
                   {"hidden units of an expert", model_expert_hidden(cfg)}};
-    for (int i = 0; i < 4 && s->options.optimizer.name == OPTIMIZER_ADAMW8BIT; i++) {
+    for (int i = 0; i < 6 && s->options.optimizer.name == OPTIMIZER_ADAMW8BIT; i++) {
         if (widths[i].columns % OPTIMIZER_BLOCK) {
             die_usage("--optimizer %s: the model has %d %s, wanted a multiple of %d; --optimizer adamw works",
                       word, widths[i].columns, widths[i].name, OPTIMIZER_BLOCK);
@@ -546,6 +548,10 @@ static void setup_check_mup_model_(const Settled* s) {
         die_usage("--mup %s, --own-head off: the last norm of %s has no weights to scale logits by; wanted "
                   "--own-head on",
                   text, model_architecture(s->cfg.arch)->word);
+    }
+    if (model_has_latent(s->cfg)) {
+        die_usage("--mup %s: the latents of %s do not grow with the channels; wanted an --arch without", text,
+                  model_architecture(s->cfg.arch)->word);
     }
     if (model_has_norms_after(s->cfg)) {
         die_usage("--mup %s: the norms after the branches of %s undo the factors of weights before them; "

@@ -72,9 +72,9 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(BIN,         NOTED,   setup_reads_bin(o), "data in .bin files") \
     X(SHARED_ROWS, NOTED,   o->data.pack <= (int)PACK_BESTFIT, "documents that share a row: --pack stream, aligned or bestfit") \
     X(CHATS,       NOTED,   s->use == USE_GENERATE || o->data.train[0], "--interactive, or --train-data with chats") \
-    X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe or glm4moe") \
+    X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe, glm4moe or deepseek3") \
     X(BIASES,      REFUSED, o->program.trainer == OPTION_CPU && model_architecture(s->cfg.arch)->router == ROUTER_SIGMOID, \
-        "--arch glm4moe and the trainer for CPUs") \
+        "--arch glm4moe or deepseek3, and the trainer for CPUs") \
     X(GELU,        NOTED,   model_activation(s->cfg) == ACTIVATION_GELU, "an architecture with GELU: --arch gpt2") \
     X(DECAYING,    NOTED,   o->optimizer.schedule != SCHEDULE_CONSTANT, "a --schedule other than constant") \
     X(WSD,         REFUSED, o->optimizer.schedule == SCHEDULE_WSD, "--schedule wsd") \
@@ -344,16 +344,16 @@ const OptionRow OPTION_TABLE[] = {
         "units", "hidden units of the MLP, or of an expert if all layers have experts; auto: 4 x channels; with SwiGLU, which has a second "
         "matrix, 8/3 x channels, divided by --experts-used"},
     {"model",       "experts",        "",   INT_(model.experts),                  1,    1024, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "experts", "for mixtral, qwen3moe, olmoe, glm4moe, gptoss: MLPs in a block; a router picks some of them for each "
+        "experts", "for mixtral, qwen3moe, olmoe, glm4moe, gptoss, deepseek3: MLPs in a block; a router picks some of them for each "
         "token; auto: 8; with --model DIR of a dense llama, mistral or qwen3, each expert starts as a copy of its MLP"},
     {"model",       "experts-used",   "",   INT_(model.experts_used),             1,      16, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "experts", "experts that process a token; auto: 2"},
     {"model",       "dense-layers",   "",   INT_(model.dense_layers),             0, MODEL_MAX_LAYERS, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "blocks", "for glm4moe: the first blocks, which have an MLP and no experts; auto: 0"},
+        "blocks", "for glm4moe, deepseek3: the first blocks, which have an MLP and no experts; auto: 0"},
     {"model",       "expert-hidden",  "",   INT_(model.expert_hidden),            1,  262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "units", "with --dense-layers: hidden units of an expert; auto: 8/3 x channels, divided by --experts-used"},
     {"model",       "shared-hidden",  "",   INT_(model.shared_hidden),            0,  262144, AUTO_ | RUN_ | FOLLOWS_, "auto",
-        "units", "for glm4moe: hidden units of one more expert, which processes all tokens; auto: those of the others"},
+        "units", "for glm4moe, deepseek3: hidden units of one more expert, which processes all tokens; auto: those of the others"},
     {"model",       "context",        "",   INT_(model.context),                  1, 1048576, AUTO_ | RUN_, "auto",
         "tokens", "maximum sequence length of the model"},
     {"model",       "vocab-size",     "",   INT_(model.vocab_size),               1, 10000000, AUTO_ | RUN_, "auto",
@@ -454,7 +454,7 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",   "router-z",       "",   FLOAT_(optimizer.router_z),           0,       1, RUN_ | NEEDS_(EXPERTS), "0.001",
         "", "with experts: like --z-loss, for the router's logits"},
     {"optimizer",   "router-bias-rate", "", FLOAT_(optimizer.router_bias_rate),   0,       1, RUN_ | NEEDS_(BIASES), "0",
-        "", "for glm4moe, on a CPU: after each update, how far the bias of an expert's scores moves up if fewer tokens took "
+        "", "for glm4moe, deepseek3, on a CPU: after each update, how far the bias of an expert's scores moves up if fewer tokens took "
         "it than on average, else down; balances without a loss; DeepSeek V3 has 0.001"},
     {"optimizer",   "sgd-momentum",   "",   FLOAT_(optimizer.sgd_momentum),       0,       1, BELOW_ | RUN_ | NEEDS_(SGD), "0.9",
         "", "for sgd: fraction of the last update that is added to the next; 0: no state at all"},

@@ -151,9 +151,10 @@ static void settle_no_experts_(const Options* o, const Architecture* kinds) {
                        : o->model.shared_hidden != OPTION_AUTO ? "shared-hidden"
                                                                : NULL;
     if (name) {
-        die_usage(
-            "--%s has no meaning with --arch %s; mixtral, qwen3moe, olmoe, glm4moe and gptoss have experts",
-            name, kinds->word);
+        die_usage("--%s has no meaning with --arch %s; mixtral, qwen3moe, olmoe, glm4moe, gptoss and "
+                  "deepseek3 have "
+                  "experts",
+                  name, kinds->word);
     }
 }
 
@@ -169,7 +170,7 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
     settle_size_(&o->model.experts_used, is_new ? few : cfg->E_used, "experts-used", is_new ? NULL : path);
     settle_size_(&o->model.dense_layers, cfg->dense_layers, "dense-layers", path);
     if (o->model.dense_layers > 0 && kinds->router != ROUTER_SIGMOID) {
-        die_usage("--dense-layers has no meaning with --arch %s; glm4moe has it", kinds->word);
+        die_usage("--dense-layers has no meaning with --arch %s; glm4moe and deepseek3 have it", kinds->word);
     }
     cfg->E = o->model.experts, cfg->E_used = o->model.experts_used;
     cfg->dense_layers = o->model.dense_layers;
@@ -214,7 +215,8 @@ static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path
     settle_size_(&o->model.shared_hidden, has_shared && is_new ? model_expert_hidden(*cfg) : cfg->Fs,
                  "shared-hidden", path);
     if (o->model.shared_hidden > 0 && !has_shared) {
-        die_usage("--shared-hidden has no meaning with --arch %s; glm4moe has it", kinds->word);
+        die_usage("--shared-hidden has no meaning with --arch %s; glm4moe and deepseek3 have it",
+                  kinds->word);
     }
     cfg->Fs = o->model.shared_hidden;
 }
@@ -237,6 +239,16 @@ static void settle_heads_(Options* o, ModelConfig* cfg, const char* path) {
         die_usage(
             "--head-size, --kv-heads, --hidden and --own-head have no meaning with --arch gpt2; --arch llama "
             "has them");
+    }
+}
+
+// Derives the sizes of a new model's latents: half of a head turns, values are as wide as heads,
+// and latents are a quarter of the channels in whole 64s, those of queries twice as wide.
+static void settle_latent_(ModelConfig* cfg) {
+    if (model_has_latent(*cfg) && cfg->latent.rank == 0) {
+        cfg->rope_dims = model_head_size(*cfg) / 4 * 2;
+        const int rank = (cfg->C / 4 + 63) / 64 * 64;
+        cfg->latent = (ModelLatent){2 * rank, rank, model_head_size(*cfg), 0};
     }
 }
 
@@ -430,6 +442,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     cfg.Vp = path ? cfg.Vp : model_padded_vocab(cfg.V);
     settle_experts_(options, &cfg, path);
     settle_heads_(options, &cfg, path);
+    settle_latent_(&cfg);
     settle_expert_hidden_(options, &cfg, path);
     settle_shared_expert_(options, &cfg, path);
     settle_positions_(options, &cfg, path);

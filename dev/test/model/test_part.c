@@ -1,5 +1,6 @@
 // Sizes of parts of a model.
 #include "dev/test/lib/test.h"
+#include "llmc/model/model.h"
 #include "llmc/model/part.h"
 #include "llmc/model/model.h"
 #include "llmc/model/presets.h"

@@ -408,7 +408,12 @@ TEST(model) {
         }
         if (model_architecture(arch)->router != ROUTER_NONE) {
             cfg.E = E, cfg.E_used = USED, cfg.router_factor = 1.5f;
-            cfg.Fs = arch == ARCH_GLM4MOE ? 3 : 0;
+            cfg.Fs = model_architecture(arch)->router == ROUTER_SIGMOID ? 3 : 0;
+        }
+        if (model_has_latent(cfg)) {
+            cfg.KV = 0, cfg.rope_dims = 2, cfg.HS = 5, cfg.latent = (ModelLatent){3, 2, 3, 0};
+            test_model(cfg, 0);
+            cfg.latent.query_rank = 0;
         }
         test_model(cfg, arch == ARCH_NANOCHAT ? 0.01 : 0);
     }
@@ -443,7 +448,8 @@ static void set_parameters(const RefModel* model) {
               {"ln2postw", 24, 1}, {"sinks", 25, 0},    {"routerwb", 26, 0}, {"efcw", 14, 0},
               {"efcb", 15, 0},     {"efcprojw", 16, 0}, {"efcprojb", 17, 0}, {"attgatew", 27, 0},
               {"mixw", 28, 0},     {"mixzw", 29, 0},    {"mixbaw", 30, 0},   {"mixconvw", 31, 0},
-              {"mixdecay", 32, 0}, {"mixstep", 33, 0},  {"mixnormw", 34, 1}, {"mixoutw", 35, 0}};
+              {"mixdecay", 32, 0}, {"mixstep", 33, 0},  {"mixnormw", 34, 1}, {"mixoutw", 35, 0},
+              {"lnqw", 36, 1},     {"lnkvw", 37, 1},    {"qupw", 38, 0},     {"kvupw", 39, 0}};
     enum { COUNT = sizeof(of) / sizeof(of[0]) };
     EXPECT((int)COUNT == (int)MODEL_PARAMETER_ROWS, "a parameter without a number");
     for (int i = 0; i < (int)COUNT; i++) {
