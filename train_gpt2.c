@@ -408,8 +408,7 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
 // output, and the gradients of its parameters.
 static void branch1_backward(const Block* b, const ModelParameters* d, GradientMode mode, const float* dout) {
     if (b->mixer.kind != MIXER_NONE) {
-        const MixerGradients dmixer = mixer_gradients_of(d, &b->a, mode);
-        mixer_backward_cpu(&b->mixer, &dmixer, dout, b->branch1.in);
+        mixer_backward_cpu(&b->mixer, d, mode, dout, b->branch1.in);
     } else {
         const SelfAttentionGradients dattention = self_attention_gradients_of(d, &b->a, mode);
         self_attention_backward_cpu(&b->attention, &dattention, dout, b->branch1.in);

@@ -641,8 +641,7 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
 // output, and the gradients of its parameters.
 static void branch1_backward(const Block* b, const ModelGradients* d, GradientMode mode, const floatX* dout) {
     if (b->mixer.kind != MIXER_NONE) {
-        const MixerGradientsGpu dmixer = mixer_gradients_of(d, &b->a, mode);
-        mixer_backward(&b->mixer, &dmixer, dout, b->branch1.in);
+        mixer_backward(&b->mixer, d, mode, dout, b->branch1.in);
     } else {
         const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(d, &b->a, mode);
         self_attention_backward(&b->attention, &dattention, dout, b->branch1.in);

@@ -369,7 +369,7 @@ const OptionRow OPTION_TABLE[] = {
         "and the last layer is always L; without a pattern: the layers that have it in the family, or all"},
     {"model",       "layer-types",    "",   STRING_(model.layer_types),           0,       0, RUN_, "",
         "TYPES", "for qwen35 and lfm2: layers with attention (full), and with the delta rule (delta) or a convolution (conv) in its place; "
-        "the list repeats (3xdelta,full); without one: 3xdelta,full and 2xconv,full"},
+        "the list repeats (3xdelta,full); without one: the layers of its family"},
     {"model",       "softcap",        "",   FLOAT_(model.softcap),                0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "for nanochat and gemma2: a logit x becomes softcap * tanh(x / softcap); 0: no cap; auto: 15, 30"},
     {"model",       "share-layers",   "",   STRING_(model.share_layers),          0,       0, RUN_, "off",
