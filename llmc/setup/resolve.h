@@ -739,6 +739,7 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
         (MuonScale)options->optimizer.muon_scale,
         options->optimizer.soap_every,
         0, // run.h counts it
+        options->optimizer.router_bias_rate,
     };
     return update;
 }
