@@ -601,6 +601,7 @@ static void settle_run_(Settled* s, RunData* data, const Options* options, const
     setup_check_formats(s);
     setup_check_quantize(s);
     setup_check_experts(s);
+    setup_check_mixer(s);
     setup_check_router(s);
     settle_freeze_(s);
     setup_check_share(s);
