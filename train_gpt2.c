@@ -23,6 +23,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/zero.h"
+#include "llmc/optim/router_bias.h"
 #include "llmc/optim/update_groups.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/plan/plan_cpu.h"
@@ -408,8 +409,7 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
 // output, and the gradients of its parameters.
 static void branch1_backward(const Block* b, const ModelParameters* d, GradientMode mode, const float* dout) {
     if (b->mixer.kind != MIXER_NONE) {
-        const MixerGradients dmixer = mixer_gradients_of(d, &b->a, mode);
-        mixer_backward_cpu(&b->mixer, &dmixer, dout, b->branch1.in);
+        mixer_backward_cpu(&b->mixer, d, mode, dout, b->branch1.in);
     } else {
         const SelfAttentionGradients dattention = self_attention_gradients_of(d, &b->a, mode);
         self_attention_backward_cpu(&b->attention, &dattention, dout, b->branch1.in);
@@ -566,23 +566,11 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
 
 // Moves the biases of this process's routers, unless they are frozen, given the statistics of all
 // routers of the model; NULL: not at all. All processes that have a bias move it alike.
-static void model_move_biases(Model* model, const double* statistics, float rate) {
-    const ModelConfig cfg = model->cfg;
-    const int routerw = (int)(offsetof(ModelParameters, routerw) / sizeof(floatX*)),
-              numbers = router_statistics(cfg.E);
-    for (int l = 0; l < cfg.L && statistics; l++) {
-        double taken[ROUTER_MAX_EXPERTS] = {0};
-        if (!model->layers[l].routerb || freeze_has(&model->freeze, routerw, l) ||
-            model_group_layer(cfg, model_group(cfg, l)) != l) {
-            continue;
+static void model_move_biases(Model* model, const double* statistics, Update update) {
+    for (int l = 0; l < model->cfg.L && statistics; l++) {
+        if (router_bias_moves(model->cfg, &model->freeze, l)) {
+            router_bias_move(model->layers[l].routerb, model->cfg, l, statistics, update.router_bias_rate);
         }
-        for (int other = l; other < cfg.L; other++) { // layers that share the router
-            const double* of = statistics + (size_t)(cfg.part.first_layer + other) * (size_t)numbers;
-            for (int e = 0; e < cfg.E && model_group(cfg, other) == model_group(cfg, l); e++) {
-                taken[e] += of[e];
-            }
-        }
-        router_move_bias(model->layers[l].routerb, taken, cfg.E, rate);
     }
 }
 
@@ -828,7 +816,7 @@ static void train(Model* model, Run* run) {
         if (run_accepts(run, &update)) {
             model_update(model, update);
         }
-        model_move_biases(model, run_moves_biases(run), run->settled->options.optimizer.router_bias_rate);
+        model_move_biases(model, run_moves_biases(run), update);
         run_end_step(run);
         if (run_diverges(run)) {
             run_roll_back(run);

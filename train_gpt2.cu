@@ -66,6 +66,7 @@ struct Model {
     GridGroupsGpu groups;     // of processes that this one is in
     PipelineGpu pipeline;     // messages between stages
     TensorParts parts;        // of gradients, added up over the tensor group
+    RouterBiasesGpu biases;   // of routers
     ExpertTrafficGpu experts; // rows of divided experts that travel
     ZeroGpu zero;             // ZeRO: the shard that this rank updates, and its communication
 
@@ -132,6 +133,8 @@ static void open_parameters(Model* model, const Settled* s) {
                                  : model->map.totals.elements[MAP_PARAMETERS] * sizeof(floatX);
     model->params_memory = memory_take(&model->memory, is_quantized ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
+    router_biases_open(&model->biases, &model->memory, &model->map,
+                       s->use == USE_TRAIN && s->optimizer.master == MASTER_NONE, s->options.data.seed);
     model->layers = (ModelParameters*)memory_take(&model->memory, "scratch: pointers", MEMORY_HOST,
                                                   (size_t)cfg.L * sizeof(ModelParameters));
     for (int l = 0; l < cfg.L && model->layers; l++) {
@@ -261,7 +264,8 @@ static void open_decoder(Model* model, const Settled* s) {
     decoder_open(&model->decoder, &model->memory, s->part, s->decode_batch, model->T, model->acts_memory,
                  model->use_graph && s->use == USE_GENERATE, &model->gpu);
     transfer_open(&model->transfer, model->parameter_rows, s->options.texts.quantize, &model->zero,
-                  &model->state, &model->offload, model->acts_memory, model->activation_bytes);
+                  &model->state, &model->offload, &model->biases, model->acts_memory,
+                  model->activation_bytes);
 }
 
 // Opens updates after and during the backward pass.
@@ -486,7 +490,8 @@ static Block block_at(Model* model, int l, const Pass* pass) {
         branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
         self_attention_of(&layer, model->window_starts, &model->ropes, &model->attention, &model->context),
         mixer_of(&layer, &model->mixer),
-        mlp_of(&layer, &model->groups.experts, &model->experts)};
+        mlp_of(&layer, &model->groups.experts, &model->experts,
+               router_biases_at(&model->biases, model->cfg, l))};
 }
 
 // Runs the block up to the hidden layer of the MLP.
@@ -641,8 +646,7 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
 // output, and the gradients of its parameters.
 static void branch1_backward(const Block* b, const ModelGradients* d, GradientMode mode, const floatX* dout) {
     if (b->mixer.kind != MIXER_NONE) {
-        const MixerGradientsGpu dmixer = mixer_gradients_of(d, &b->a, mode);
-        mixer_backward(&b->mixer, &dmixer, dout, b->branch1.in);
+        mixer_backward(&b->mixer, d, mode, dout, b->branch1.in);
     } else {
         const SelfAttentionGradientsGpu dattention =
             self_attention_gradients_of(d, &b->a, mode, &b->model->norm_scratch);
@@ -910,6 +914,14 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
     report->pace_s = forward_clock_pace_s(&model->clock);
     matmul_gpu_keep_cache(&model->matmul);
     grid_groups_gpu_check(&model->groups);
+}
+
+// Moves the biases of this process's routers, unless they are frozen, given the statistics of all
+// routers of the model; NULL: not at all. All processes that have a bias move it alike.
+static void model_move_biases(Model* model, const double* statistics, Update update) {
+    if (statistics) {
+        router_biases_move(&model->biases, model->cfg, &model->freeze, statistics, update, &model->gpu);
+    }
 }
 
 // Computes the gradient of an update, one micro-batch after another. Sets the losses of the report,
@@ -1193,6 +1205,7 @@ static void train(Model* model, Run* run) {
         if (run_accepts(run, &update)) {
             model_update(model, update);
         }
+        model_move_biases(model, run_moves_biases(run), update);
         gpu_report_tell(&model->report, &run->log);
         run_end_step(run);
         if (schedule_due(run->settled->options.memory.gpu_report, run->state.step,

@@ -655,7 +655,7 @@ static Router random_router(Bench* bench, int E, int used) {
                            (int*)array_of_bytes(bench, M * sizeof(int)),
                            (int*)array_of_bytes(bench, ((size_t)E + 1) * sizeof(int)),
                            (float*)array_of_bytes(bench, M * sizeof(float))};
-    router_forward(&router, (const floatX*)NULL, &bench->gpu);
+    router_forward(&router, &bench->gpu);
     return router;
 }
 
@@ -706,7 +706,7 @@ static void bench_expert_rows(Bench* bench, const Router* router, int C) {
           *dscale = random_array<float>(bench, all, 1);
     snprintf(shape, sizeof(shape), "%d of %d experts, %d", r.used, r.E, N);
     measure(bench, "router forward", shape, Work{0, 4.0 * N * r.E + (3 * 4.0 + 4) * M},
-            [=] { router_forward(&r, (const floatX*)NULL, gpu); });
+            [=] { router_forward(&r, gpu); });
     measure(bench, "router backward", shape, Work{0, (4.0 * r.E + (double)size * stride) * N + 3 * 4.0 * M},
             [=] {
                 router_backward(dlogits, entropies, dscale, &r, {0.01f, 0.001f, 1e-4f}, gpu);

@@ -67,7 +67,7 @@ static void* load_room_(const ModelFiles* m) {
     return model_files_in_place(m) ? NULL : check_alloc(load_bytes(&m->map->of), 1, "a group of parameters");
 }
 
-// Reads this rank's shards of a whole group.
+// Reads this rank's shards of a whole group, and what is never trained: a GPU has that apart.
 static void load_shards_(const ModelFiles* m, FirstWeights* weights, const TensorRow* rows, int g,
                          float* group) {
     const Map* map = m->map;
@@ -77,6 +77,13 @@ static void load_shards_(const ModelFiles* m, FirstWeights* weights, const Tenso
         const size_t begin = map->buckets[b].begin + owned.from;
         if (owned.count > 0) {
             weights_read_part(weights, rows, g, begin, begin + owned.count, group);
+        }
+        const Shard* first = map->shards + map->buckets[b].first;
+        for (const Shard* s = first; s < first + map->buckets[b].count; s++) {
+            const size_t at = map->buckets[b].begin + s->offset;
+            if (map->rows[s->tensor].kind == KIND_FIXED) {
+                weights_read_part(weights, rows, g, at, at + s->piece.count, group);
+            }
         }
     }
 }

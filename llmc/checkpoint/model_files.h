@@ -41,7 +41,8 @@ typedef struct {
     // ranks that do not want them, and for tensors in place (ModelFiles): then it returns their
     // address.
     void* (*get_group)(Model* model, int g, void* group);
-    // Sets this rank's part of group g; reads only that part of `group`, which is fp32.
+    // Sets this rank's part of group g; reads only that part of `group`, which is fp32, and what is
+    // never trained.
     void (*set_group)(Model* model, int g, const float* group);
     // Get and set `bytes` of this rank's array of a slot of the optimizer's state, from byte `at`.
     void* (*get_state)(Model* model, int slot, size_t at, void* state, size_t bytes);

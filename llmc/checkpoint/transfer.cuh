@@ -29,6 +29,7 @@ for the GPU. Call them between updates.
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/offload.cuh"
 #include "llmc/optim/optimizer.h"
+#include "llmc/optim/router_bias.cuh"
 #include "llmc/ops/q8.cuh"
 #include "llmc/layers/q8_weights.h"
 #include "llmc/optim/master_weights.cuh"
@@ -52,7 +53,8 @@ typedef struct {
     ZeroGpu* zero;                   // with the parameters
     const OptimizerState* state;
     Offload* offload; // has the state if it is not on the GPU
-    void* scratch;    // GPU memory that is unused between updates
+    RouterBiasesGpu* biases;
+    void* scratch; // GPU memory that is unused between updates
     size_t scratch_bytes;
     const Gpu* gpu;
 
@@ -61,13 +63,14 @@ typedef struct {
 
 // Opens the copies after everything that is copied. The arguments must outlive them.
 static inline void transfer_open(Transfer* t, const TensorRow* rows, int is_quantized, ZeroGpu* zero,
-                                 const OptimizerState* state, Offload* offload, void* scratch,
-                                 size_t scratch_bytes) {
+                                 const OptimizerState* state, Offload* offload, RouterBiasesGpu* biases,
+                                 void* scratch, size_t scratch_bytes) {
     t->parameter_rows = rows;
     t->is_quantized = is_quantized;
     t->zero = zero;
     t->state = state;
     t->offload = offload;
+    t->biases = biases;
     t->scratch = scratch;
     t->scratch_bytes = scratch_bytes;
     t->gpu = &zero->main;
@@ -190,9 +193,29 @@ static inline void transfer_upload_quantized_(const Transfer* t, int g, const fl
     quantized_set_group(all, g, rows, group);
 }
 
-// Sets this rank's elements of group g; reads only these of `group`.
+// Calls f(address in `group`, whose elements have `bytes`; the same elements on the host) for each
+// run of biases of routers in group g.
+template <class F>
+static inline void transfer_for_biases_(const Transfer* t, int g, size_t bytes, void* group, const F& f) {
+    const Map* m = t->zero->map;
+    for (const Shard* s = m->shards; s < m->shards + m->num_shards; s++) {
+        const MapBuckets in = map_group(m, g);
+        if (m->rows[s->tensor].member == offsetof(ModelParameters, routerb) && in.first <= s->bucket &&
+            s->bucket < in.end) {
+            const size_t at = m->buckets[s->bucket].begin + s->offset;
+            f((char*)group + at * bytes, router_biases_host(t->biases, m->cfg, s->layer) + s->piece.first,
+              s->piece.count);
+        }
+    }
+}
+
+// Sets this rank's elements of group g; reads only these of `group`, and the biases of routers.
 static inline void transfer_upload_group(const Transfer* t, int g, const float* group) {
     const Map* m = t->zero->map;
+    transfer_for_biases_(t, g, sizeof(float), (void*)group, [&](const void* from, float* to, size_t count) {
+        router_biases_set(t->biases, to, (const float*)from, count);
+    });
+    router_biases_send(t->biases, t->gpu);
     if (t->is_quantized) {
         transfer_upload_quantized_(t, g, group);
         return;
@@ -277,6 +300,17 @@ static inline void transfer_download_group(const Transfer* t, int g, void* group
     zero_wait_for_parameters(t->zero);
     for (int i = map_group(m, g).first; i < map_group(m, g).end; i++) {
         download(t, &m->buckets[i], group ? (char*)group + m->buckets[i].begin * bytes : NULL);
+    }
+    if (group) {
+        transfer_for_biases_(t, g, bytes, group, [&](void* to, const float* from, size_t count) {
+            for (size_t i = 0; i < count; i++) {
+                if (t->master == MASTER_NONE) {
+                    ((floatX*)to)[i] = from_float<floatX>(from[i]);
+                } else {
+                    ((float*)to)[i] = from[i];
+                }
+            }
+        });
     }
 }
 

@@ -1,200 +1,146 @@
 /*
-mixer.h -- what a block has in the place of attention in layers of another kind, on the CPU: the
-gated delta rule, or a short convolution.
-
-    MIXER_DELTA   mix (N, R)          = inp in^T     R = 2 Hk dk + Hv dv: of queries, keys, values
-                  conv (N, R)         = short convolution of mix, with SiLU (short_conv.h)
-                  z (N, Hv dv), ba (N, 2 Hv) = inp z^T, inp ba^T
-                  o, y (N, Hv dv)     = delta rule of conv and ba (delta_rule.h); its norm, gated by
-                                        z (gated_norm.h)
-    MIXER_CONV    mix (N, 3C)         = inp in^T
-                  y (N, C)            = gated short convolution of mix
-
-    out (N, C) = y out^T
-
-A document of a batch does not see the one before it. With a cache, the last inputs of the
-convolution and the state of the delta rule are kept for each sequence, and a step of decoding reads
-one more token.
+mixer.h -- a mixer (mixer_config.h) on the CPU, with the matmuls of linear.h.
 */
 #ifndef LLMC_MIXER_H
 #define LLMC_MIXER_H
 
 #include "llmc/layers/linear.h"
+#include "llmc/layers/mixer_config.h"
 #include "llmc/ops/delta_rule.h"
 #include "llmc/ops/gated_norm.h"
 #include "llmc/ops/short_conv.h"
 
+// The mixer of a layer; without one its kind is MIXER_NONE.
 typedef struct {
     MixerKind kind;
-    Weight in, z, ba, out;
+    LayerPass layer;
     ShortConv conv;
-    DeltaSizes sizes;
+    DeltaPass delta;
     GatedNorm norm;
-    const float *A_log, *dt_bias;
-    float *mix, *conv_out, *ba_out, *o, *y; // z's is norm.gate
-    float* z_out;
-    float *inputs, *state; // kept for the next token of each sequence, of this layer; or NULL
-    int is_step;
+    float* inputs; // kept for the next token of each sequence; or NULL
     DeltaScratch* scratch;
-    Linear* linear;
 } Mixer;
-
-// Returns the sizes of the delta rule.
-static inline DeltaSizes mixer_sizes(ModelConfig cfg, int B, int T) {
-    const ModelMixer m = cfg.mixer;
-    return (DeltaSizes){B, T, m.key_heads, m.value_heads, m.key_size, m.value_size};
-}
 
 // Opens scratch for passes of up to B sequences of T tokens; T = 0: without a backward pass.
 static inline void mixer_open(DeltaScratch* scratch, Memory* memory, ModelConfig cfg, int B, int T) {
-    if (model_mixer(cfg) == MIXER_DELTA) {
-        delta_rule_open(scratch, memory, mixer_sizes(cfg, B, T));
+    if (mixer_parts(model_mixer(cfg)).has_heads) {
+        delta_rule_open(scratch, memory, mixer_config_sizes(cfg, B, T));
     }
 }
 
-// Returns the mixer of a layer; without one its kind is MIXER_NONE.
 static inline Mixer mixer_of(const LayerPass* layer, DeltaScratch* scratch) {
     const ModelConfig cfg = layer->cfg;
+    const ModelMixer m = cfg.mixer;
     const ModelParameters* p = &layer->p;
     const ModelActivations* a = &layer->a;
-    const LayerWeights* w = &layer->weights;
     const Pass* pass = layer->pass;
-    const int is_delta = model_mixer(cfg) == MIXER_DELTA, heads = cfg.mixer.value_heads,
-              channels = model_mixer_channels(cfg);
-    const ShortConv conv = {is_delta ? SHORT_CONV_SILU : SHORT_CONV_GATED,
-                            pass->B,
-                            pass->T,
-                            channels,
-                            cfg.mixer.taps,
-                            pass->starts,
-                            p->mixconvw,
-                            NULL};
-    const DeltaSizes sizes = mixer_sizes(cfg, pass->B, pass->T);
-    const size_t inputs = (size_t)(cfg.mixer.taps - 1) * (size_t)channels,
-                 state = is_delta ? delta_rule_state_size(sizes) : 0, sequence = (size_t)pass->sequence;
-    return (Mixer){.kind = model_layer_has(cfg, LAYERS_MIXED, layer->l) ? model_mixer(cfg) : MIXER_NONE,
-                   .in = w->mix,
-                   .z = w->mixz,
-                   .ba = w->mixba,
-                   .out = w->mixout,
-                   .conv = conv,
-                   .sizes = sizes,
-                   .norm = {model_norm_eps(cfg), a->mixz, p->mixnormw, a->mix_rstd, pass_tokens(pass) * heads,
-                            cfg.mixer.value_size},
-                   .A_log = p->mixdecay,
-                   .dt_bias = p->mixstep,
-                   .mix = a->mix,
-                   .conv_out = a->mixconv,
-                   .ba_out = a->mixba,
-                   .o = a->mixo,
-                   .y = a->mixy,
-                   .z_out = a->mixz,
-                   .inputs = a->mix_inputs ? a->mix_inputs + sequence * inputs : NULL,
-                   .state = a->mix_state ? a->mix_state + sequence * state : NULL,
-                   .is_step = pass_is_step(pass),
-                   .scratch = scratch,
-                   .linear = layer->linear};
+    const MixerKind kind = mixer_config_kind(cfg, layer->l);
+    const DeltaSizes sizes = mixer_config_sizes(cfg, pass->B, pass->T);
+    const ShortConv conv = {mixer_parts(kind).conv, pass->B,     pass->T, model_mixer_channels(cfg), m.taps,
+                            pass->starts,           p->mixconvw, NULL};
+    const DeltaPass delta = {sizes,       pass->starts, a->mixconv, a->mixba,
+                             p->mixdecay, p->mixstep,   a->mixo,    mixer_config_state(a, cfg, pass)};
+    const GatedNorm norm = {
+        model_norm_eps(cfg), a->mixz, p->mixnormw, a->mix_rstd, pass_tokens(pass) * m.value_heads,
+        m.value_size};
+    return (Mixer){kind, *layer, conv, delta, norm, mixer_config_inputs(a, cfg, pass), scratch};
 }
-
-static inline int mixer_tokens_(const Mixer* m) { return m->conv.B * m->conv.T; }
 
 // Sets `out` to the convolution of mix, and what the next token needs.
 static inline void mixer_convolve_(float* out, const Mixer* m) {
-    if (m->is_step) {
-        short_conv_step_cpu(out, m->inputs, m->mix, &m->conv);
+    const ModelActivations* a = &m->layer.a;
+    if (pass_is_step(m->layer.pass)) {
+        short_conv_step_cpu(out, m->inputs, a->mix, &m->conv);
         return;
     }
-    short_conv_forward_cpu(out, m->mix, &m->conv);
+    short_conv_forward_cpu(out, a->mix, &m->conv);
     if (m->inputs) {
-        short_conv_store_cpu(m->inputs, m->mix, &m->conv);
+        short_conv_store_cpu(m->inputs, a->mix, &m->conv);
     }
 }
 
-static inline DeltaPass mixer_delta_(const Mixer* m) {
-    return (DeltaPass){m->sizes, m->conv.starts, m->conv_out, m->ba_out,
-                       m->A_log, m->dt_bias,     m->o,        m->state};
+// Sets y of the delta rule.
+static inline void mixer_delta_forward_(const Mixer* m, const float* inp) {
+    const LayerPass* layer = &m->layer;
+    const ModelActivations* a = &layer->a;
+    linear_forward_cpu(a->mixz, inp, &layer->weights.mixz, pass_tokens(layer->pass), layer->linear);
+    linear_forward_cpu(a->mixba, inp, &layer->weights.mixba, pass_tokens(layer->pass), layer->linear);
+    mixer_convolve_(a->mixconv, m);
+    if (pass_is_step(layer->pass)) {
+        delta_rule_step_cpu(&m->delta);
+    } else {
+        delta_rule_forward_cpu(&m->delta, m->scratch);
+    }
+    gated_norm_forward_cpu(a->mixy, a->mixo, &m->norm);
 }
 
 // Sets out (N, C).
 static inline void mixer_forward_cpu(float* out, const Mixer* m, const float* inp) {
-    const int N = mixer_tokens_(m);
-    linear_forward_cpu(m->mix, inp, &m->in, N, m->linear);
-    if (m->kind == MIXER_DELTA) {
-        const DeltaPass delta = mixer_delta_(m);
-        linear_forward_cpu(m->z_out, inp, &m->z, N, m->linear);
-        linear_forward_cpu(m->ba_out, inp, &m->ba, N, m->linear);
-        mixer_convolve_(m->conv_out, m);
-        if (m->is_step) {
-            delta_rule_step_cpu(&delta);
-        } else {
-            delta_rule_forward_cpu(&delta, m->scratch);
-        }
-        gated_norm_forward_cpu(m->y, m->o, &m->norm);
-    } else {
-        mixer_convolve_(m->y, m);
+    const LayerPass* layer = &m->layer;
+    const int N = pass_tokens(layer->pass);
+    linear_forward_cpu(layer->a.mix, inp, &layer->weights.mix, N, layer->linear);
+    switch (m->kind) {
+    case MIXER_NONE:
+        break;
+    case MIXER_DELTA:
+        mixer_delta_forward_(m, inp);
+        break;
+    case MIXER_CONV:
+        mixer_convolve_(layer->a.mixy, m);
+        break;
     }
-    linear_forward_cpu(out, m->y, &m->out, N, m->linear);
+    linear_forward_cpu(out, layer->a.mixy, &layer->weights.mixout, N, layer->linear);
 }
 
-// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp,
-// which it sets; and memory that it uses, of the sizes of the activations.
-typedef struct {
-    float *dinp, *dinw, *dzw, *dbaw, *dconvw, *dA_log, *ddt_bias, *dnormw, *doutw;
-    GradientMode mode;
-    float *dmix, *dconv, *dz, *dba, *dy; // dy becomes the gradient of o
-    float* part;                         // (N, C)
-} MixerGradients;
-
-// Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
-static inline MixerGradients mixer_gradients_of(const ModelParameters* d, const ModelActivations* a,
-                                                GradientMode mode) {
-    return (MixerGradients){.dinp = a->branch,
-                            .dinw = d->mixw,
-                            .dzw = d->mixzw,
-                            .dbaw = d->mixbaw,
-                            .dconvw = d->mixconvw,
-                            .dA_log = d->mixdecay,
-                            .ddt_bias = d->mixstep,
-                            .dnormw = d->mixnormw,
-                            .doutw = d->mixoutw,
-                            .mode = mode,
-                            .dmix = a->dmix,
-                            .dconv = a->dmixconv,
-                            .dz = a->dmixz,
-                            .dba = a->dmixba,
-                            .dy = a->dmixy,
-                            .part = a->dpart};
+// Sets branch from dout, the gradient of the convolution's output.
+static inline void mixer_convolve_backward_(const Mixer* m, const ModelParameters* d, GradientMode mode,
+                                            const float* dout, const float* inp) {
+    const LayerPass* layer = &m->layer;
+    const ModelActivations* a = &layer->a;
+    short_conv_backward_cpu(a->dmix, d->mixconvw, NULL, dout, a->mix, &m->conv, mode);
+    linear_backward_cpu(a->branch, (LinearGradients){d->mixw, NULL, mode}, a->dmix, inp, &layer->weights.mix,
+                        pass_tokens(layer->pass), layer->linear);
 }
 
-// Sets dmix, dz and dba from dy.
-static inline void mixer_delta_backward_(const Mixer* m, const MixerGradients* d) {
-    const DeltaPass delta = mixer_delta_(m);
-    const DeltaGradients gradients = {d->dy, d->dconv, d->dba, d->dA_log, d->ddt_bias, d->mode};
-    gated_norm_backward_cpu(d->dy, d->dz, d->dnormw, d->dy, m->o, &m->norm, d->mode);
-    delta_rule_backward_cpu(&gradients, &delta, m->scratch);
-    short_conv_backward_cpu(d->dmix, d->dconvw, NULL, d->dconv, m->mix, &m->conv, d->mode);
+// Adds the gradient of inp through a linear layer beside the convolution to branch.
+static inline void mixer_linear_backward_(const Mixer* m, LinearGradients d, const float* dout,
+                                          const float* inp, const Weight* weight) {
+    const ModelActivations* a = &m->layer.a;
+    const int N = pass_tokens(m->layer.pass);
+    linear_backward_cpu(a->dpart, d, dout, inp, weight, N, m->layer.linear);
+    residual_forward_cpu(a->branch, a->branch, a->dpart, (size_t)N * (size_t)weight->C);
 }
 
-// Sets dinp (N, C) and the gradients of parameters; inp (N, C) as in the forward pass.
-static inline void mixer_backward_cpu(const Mixer* m, const MixerGradients* d, const float* dout,
-                                      const float* inp) {
-    const int N = mixer_tokens_(m);
-    const size_t elements = (size_t)N * (size_t)m->in.C;
-    linear_backward_cpu(d->dy, (LinearGradients){d->doutw, NULL, d->mode}, dout, m->y, &m->out, N, m->linear);
-    if (m->kind == MIXER_DELTA) {
-        mixer_delta_backward_(m, d);
-    } else {
-        short_conv_backward_cpu(d->dmix, d->dconvw, NULL, d->dy, m->mix, &m->conv, d->mode);
-    }
-    linear_backward_cpu(d->dinp, (LinearGradients){d->dinw, NULL, d->mode}, d->dmix, inp, &m->in, N,
-                        m->linear);
-    if (m->kind == MIXER_DELTA) {
-        linear_backward_cpu(d->part, (LinearGradients){d->dzw, NULL, d->mode}, d->dz, inp, &m->z, N,
-                            m->linear);
-        residual_forward_cpu(d->dinp, d->dinp, d->part, elements);
-        linear_backward_cpu(d->part, (LinearGradients){d->dbaw, NULL, d->mode}, d->dba, inp, &m->ba, N,
-                            m->linear);
-        residual_forward_cpu(d->dinp, d->dinp, d->part, elements);
+// Sets branch from dmixy, which becomes the gradient of o.
+static inline void mixer_delta_backward_(const Mixer* m, const ModelParameters* d, GradientMode mode,
+                                         const float* inp) {
+    const ModelActivations* a = &m->layer.a;
+    const LayerWeights* w = &m->layer.weights;
+    const DeltaGradients gradients = {a->dmixy, a->dmixconv, a->dmixba, d->mixdecay, d->mixstep, mode};
+    gated_norm_backward_cpu(a->dmixy, a->dmixz, d->mixnormw, a->dmixy, a->mixo, &m->norm, mode);
+    delta_rule_backward_cpu(&gradients, &m->delta, m->scratch);
+    mixer_convolve_backward_(m, d, mode, a->dmixconv, inp);
+    mixer_linear_backward_(m, (LinearGradients){d->mixzw, NULL, mode}, a->dmixz, inp, &w->mixz);
+    mixer_linear_backward_(m, (LinearGradients){d->mixbaw, NULL, mode}, a->dmixba, inp, &w->mixba);
+}
+
+// Sets branch (N, C), the gradient of inp, and sets or adds to `d`, the gradients of the layer's
+// parameters, or NULL, as `mode` says. inp (N, C) as in the forward pass.
+static inline void mixer_backward_cpu(const Mixer* m, const ModelParameters* d, GradientMode mode,
+                                      const float* dout, const float* inp) {
+    const LayerPass* layer = &m->layer;
+    const ModelActivations* a = &layer->a;
+    linear_backward_cpu(a->dmixy, (LinearGradients){d->mixoutw, NULL, mode}, dout, a->mixy,
+                        &layer->weights.mixout, pass_tokens(layer->pass), layer->linear);
+    switch (m->kind) {
+    case MIXER_NONE:
+        break;
+    case MIXER_DELTA:
+        mixer_delta_backward_(m, d, mode, inp);
+        break;
+    case MIXER_CONV:
+        mixer_convolve_backward_(m, d, mode, a->dmixy, inp);
+        break;
     }
 }
 

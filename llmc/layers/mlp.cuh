@@ -34,7 +34,6 @@ of one rank at a time, as mlp.h says.
 // Experts of a block; router.E = 0: none.
 typedef struct {
     Router router;
-    const floatX* bias;        // (E) of the router, or NULL
     const floatX* routerw;     // (E, C)
     const floatX* logits_bias; // (E), or NULL
     Weight fc, proj;           // of the MLP that all tokens take
@@ -71,9 +70,9 @@ typedef struct {
     double* statistics; // of the router, on the GPU; NULL: not counted
 } MlpGradientsGpu;
 
-// Returns the MLP of a layer.
+// Returns the MLP of a layer; `router_bias` (E) is of its router, or NULL.
 static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_group,
-                            const ExpertTrafficGpu* traffic) {
+                            const ExpertTrafficGpu* traffic, const float* router_bias) {
     const ModelConfig cfg = layer->cfg;
     const LayerWeights* w = &layer->weights;
     const ModelParameters* p = &layer->p;
@@ -88,7 +87,7 @@ static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_gr
                            cfg.expert_groups,
                            cfg.expert_groups_used,
                            model_router_factor(cfg),
-                           NULL,
+                           has_experts ? router_bias : NULL,
                            a->router_logits,
                            a->chosen,
                            a->expert_rows,
@@ -107,9 +106,8 @@ static inline MlpGpu mlp_of(const LayerPassGpu* layer, const GroupGpu* expert_gr
         a->arrived_first,
         traffic,
         layer->linear->gpu};
-    const ExpertsGpu experts = {router,       p->routerb,       p->routerw, p->routerwb,
-                                w->shared_fc, w->shared_fcproj, a->sfch,    a->sfch_act,
-                                a->expert_in, a->expert_out,    parallel};
+    const ExpertsGpu experts = {router,  p->routerw,  p->routerwb,  w->shared_fc,  w->shared_fcproj,
+                                a->sfch, a->sfch_act, a->expert_in, a->expert_out, parallel};
     return {model_activation(cfg),
             pass_tokens(pass),
             w->fc,
@@ -291,7 +289,7 @@ static inline void mlp_experts_hidden_(const MlpGpu* mlp, const floatX* inp) {
     if (x->logits_bias) {
         expert_bias_forward(x->router.logits, x->logits_bias, NULL, &tokens, x->router.E, gpu);
     }
-    router_forward(&x->router, x->bias, gpu);
+    router_forward(&x->router, gpu);
     experts_gather(x->in, inp, &x->router, mlp->fc.C, gpu);
     if (!mlp_divides_experts_(mlp)) {
         mlp_own_hidden_(mlp);

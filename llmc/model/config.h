@@ -32,6 +32,7 @@ et al., "GQA", 2023. Latent attention: DeepSeek-AI, "DeepSeek-V2", 2024 (latent.
 #include "llmc/ops/norm.h"
 #include "llmc/ops/rope.h"
 #include "llmc/ops/router.h"
+#include "llmc/ops/short_conv.h"
 
 // Layers that share parameters: none; two consecutive layers; or a loop of blocks is repeated.
 // Memory has one copy of shared parameters, files have every layer (share_layers.h).
@@ -58,9 +59,31 @@ typedef enum { BIASES_ALL, BIASES_QKV, BIASES_NONE } BiasesKind;
 // Layers that may have a window: none; all of them, or none; any.
 typedef enum { WINDOWS_NONE, WINDOWS_ALL, WINDOWS_ANY } WindowsKind;
 
-// Mixers, which layers of a hybrid have in the place of attention (mixer.h): none, all layers have
-// attention; the gated delta rule; a short convolution with gates.
-typedef enum { MIXER_NONE, MIXER_DELTA, MIXER_CONV } MixerKind;
+// clang-format off
+// Mixers, which layers of a hybrid have in the place of attention (mixer_config.h): none, all layers
+// have attention; the gated delta rule; a short convolution with gates. In --layer-types, the word of
+// a layer that has it, and the layers of a new model. Its convolution; whether heads with a state
+// follow; whether attention has gates in the other layers.
+//  mixer           word     new model       convolution       heads gates
+#define MIXERS(X) \
+  X(MIXER_NONE,     "",      "",             SHORT_CONV_SILU,  0,    0) \
+  X(MIXER_DELTA,    "delta", "3xdelta,full", SHORT_CONV_SILU,  1,    1) \
+  X(MIXER_CONV,     "conv",  "2xconv,full",  SHORT_CONV_GATED, 0,    0)
+// clang-format on
+typedef enum { MIXERS(WORDS_VALUE) } MixerKind;
+
+typedef struct {
+    const char *word, *layers;
+    ShortConvKind conv;
+    int has_heads, has_gates;
+} MixerParts;
+
+static inline MixerParts mixer_parts(MixerKind kind) {
+#define MIXER_ROW_(kind, ...) {__VA_ARGS__},
+    static const MixerParts rows[] = {MIXERS(MIXER_ROW_)};
+#undef MIXER_ROW_
+    return rows[kind];
+}
 
 // Random weights of a new model: N(0, std), smaller for projections into the residual stream; or
 // zero for these, and for an output layer of its own.
@@ -144,8 +167,8 @@ typedef struct {
     int expert_ranks, expert_rank;
 } ModelPart;
 
-// Sizes of the mixers of a hybrid: taps of the convolution; of the delta rule heads of keys and of
-// values, and their sizes.
+// Sizes of the mixers of a hybrid: taps of the convolution; heads of keys and of values, and their
+// sizes, 0 without heads.
 typedef struct {
     int taps, key_heads, value_heads, key_size, value_size;
 } ModelMixer;
@@ -313,18 +336,26 @@ static inline int model_layers_of(ModelConfig cfg, LayersKind kind) {
     return layers;
 }
 
-// Return the mixer of the layers that have one; the channels of its convolution, the rows of its
-// first matrix, and the columns of its result: values of all heads, or channels of the model.
+// Return the mixer of the layers that have one; the columns of its result, the channels of its
+// convolution, and the rows of its first matrix, 0 without a mixer.
 static inline MixerKind model_mixer(ModelConfig cfg) { return model_architecture(cfg.arch)->mixer; }
 static inline int model_mixer_values(ModelConfig cfg) {
-    return model_mixer(cfg) == MIXER_DELTA ? cfg.mixer.value_heads * cfg.mixer.value_size : cfg.C;
+    const ModelMixer m = cfg.mixer;
+    switch (model_mixer(cfg)) {
+    case MIXER_NONE:
+        return 0;
+    case MIXER_DELTA:
+        return m.value_heads * m.value_size;
+    case MIXER_CONV:
+        return cfg.C;
+    }
+    return 0;
 }
 static inline int model_mixer_channels(ModelConfig cfg) {
-    const int keys = cfg.mixer.key_heads * cfg.mixer.key_size;
-    return model_mixer(cfg) == MIXER_DELTA ? 2 * keys + model_mixer_values(cfg) : cfg.C;
+    return 2 * cfg.mixer.key_heads * cfg.mixer.key_size + model_mixer_values(cfg);
 }
 static inline int model_mixer_rows(ModelConfig cfg) {
-    return (model_mixer(cfg) == MIXER_CONV ? 3 : 1) * model_mixer_channels(cfg);
+    return short_conv_columns(mixer_parts(model_mixer(cfg)).conv) * model_mixer_channels(cfg);
 }
 
 // Returns the hidden units of an expert.
@@ -366,8 +397,7 @@ static inline size_t model_largest_latent_(ModelConfig cfg) {
 // Returns the elements of the largest matrix of a block; each expert's is a matrix of its own.
 static inline size_t model_largest_matrix(ModelConfig cfg) {
     const int hidden = model_gates(cfg) * model_most_hidden(cfg), first = model_attention_rows(cfg),
-              mix = model_mixer(cfg) == MIXER_NONE ? 0 : model_mixer_rows(cfg),
-              most = mix > first ? mix : first;
+              mix = model_mixer_rows(cfg), most = mix > first ? mix : first;
     const size_t elements = (size_t)cfg.C * (size_t)(hidden > most ? hidden : most),
                  latent = model_largest_latent_(cfg);
     return latent > elements ? latent : elements;
@@ -376,7 +406,7 @@ static inline size_t model_largest_matrix(ModelConfig cfg) {
 // Returns the most columns of a matrix.
 static inline int model_widest(ModelConfig cfg) {
     const int Q = model_heads(cfg), hidden = model_most_hidden(cfg), most = Q > hidden ? Q : hidden,
-              values = model_mixer(cfg) == MIXER_NONE ? 0 : model_mixer_values(cfg),
+              values = model_mixer_values(cfg),
               rank = cfg.latent.query_rank > cfg.latent.rank ? cfg.latent.query_rank : cfg.latent.rank,
               other = rank > values ? rank : values, C = cfg.C;
     return most > C && most > other ? most : other > C ? other : C;
@@ -525,7 +555,8 @@ static inline int model_check_mixer_(ModelConfig cfg, const char* path, char* er
     if (kind != MIXER_NONE && (m.taps < 2 || m.taps > 8)) {
         return error_set(error, path, "a convolution of %d taps, wanted 2 to 8", m.taps);
     }
-    if (kind != MIXER_DELTA) {
+    if (!mixer_parts(kind).has_heads) {
+        assert(!m.key_heads && !m.value_heads && !m.key_size && !m.value_size);
         return 1;
     }
     if (m.key_heads < 1 || m.value_heads > 1024 || m.value_heads < 1 || m.value_heads % m.key_heads) {

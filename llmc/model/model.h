@@ -268,21 +268,16 @@ static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
 
 static inline void model_mixer_widths_(ModelWidths* w, ModelConfig cfg) {
     const ModelMixer m = cfg.mixer;
-    const MixerKind kind = model_mixer(cfg);
-    const int is_mixed = kind != MIXER_NONE, is_delta = kind == MIXER_DELTA;
-    w->gate = is_delta ? w->Q * model_tensor_ranks(cfg) : 0; // not cut
-    w->mix_C = is_mixed * cfg.C;
-    w->mix_rows = is_mixed ? model_mixer_rows(cfg) : 0;
-    w->mix_channels = is_mixed ? model_mixer_channels(cfg) : 0;
-    w->mix_conv = is_delta * w->mix_channels;
-    w->mix_values = is_delta ? model_mixer_values(cfg) : 0;
-    w->mix_heads = is_delta * m.value_heads;
-    w->mix_taps = is_mixed * m.taps;
-    w->mix_norm = is_delta * m.value_size;
-    w->mix_out = is_mixed ? model_mixer_values(cfg) : 0;
-    w->mix_inputs = is_mixed * (m.taps - 1) * w->mix_channels;
-    w->mix_state = w->mix_heads * m.key_size * m.value_size;
-    w->part = is_delta * cfg.C;
+    const MixerParts parts = mixer_parts(model_mixer(cfg));
+    w->gate = parts.has_gates ? w->Q * model_tensor_ranks(cfg) : 0; // not cut
+    w->mix_C = model_mixer(cfg) != MIXER_NONE ? cfg.C : 0;
+    w->mix_rows = model_mixer_rows(cfg), w->mix_channels = model_mixer_channels(cfg);
+    w->mix_out = model_mixer_values(cfg);
+    w->mix_conv = parts.has_heads * w->mix_channels, w->mix_values = parts.has_heads * w->mix_out;
+    w->mix_heads = m.value_heads, w->mix_norm = m.value_size, w->mix_taps = m.taps;
+    w->mix_inputs = (m.taps - 1) * w->mix_channels;
+    w->mix_state = m.value_heads * m.key_size * m.value_size;
+    w->part = parts.has_heads * cfg.C;
 }
 
 static inline void model_latent_widths_(ModelWidths* w, ModelConfig cfg) {

@@ -742,16 +742,16 @@ __global__ void __launch_bounds__(DELTA_THREADS)
         }                                                                                                    \
     } while (0)
 
-template <class X> static inline void delta_check_gpu_(DeltaSizes s, const Gpu* gpu) {
+// Returns the shared memory that a block must be able to request.
+template <class X> static inline size_t delta_rule_shared_bytes(DeltaSizes s) {
     const size_t columns = delta_columns_bytes_<X>(s),
-                 gradient = DELTA_GRADIENT_BYTES<X> + sizeof(DeltaRows_),
-                 needed = columns > gradient ? columns : gradient;
+                 gradient = DELTA_GRADIENT_BYTES<X> + sizeof(DeltaRows_);
+    return columns > gradient ? columns : gradient;
+}
+
+template <class X> static inline void delta_check_gpu_(DeltaSizes s, const Gpu* gpu) {
     assert(s.Hv % s.Hk == 0 && s.dk % 8 == 0 && s.dv % 8 == 0 && s.dk <= DELTA_RULE_WIDEST &&
-           s.dv <= DELTA_RULE_WIDEST);
-    CHECK(needed <= gpu->shared_bytes,
-          "delta rule: keys of %d in %s need %zu bytes of shared memory, and this GPU has %zu; wanted 16 "
-          "bits, or shorter keys",
-          s.dk, dtype_name(DTYPE_OF(X)), needed, gpu->shared_bytes);
+           s.dv <= DELTA_RULE_WIDEST && delta_rule_shared_bytes<X>(s) <= gpu->shared_bytes);
 }
 
 static inline dim3 delta_chunk_grid_(DeltaSizes s) {

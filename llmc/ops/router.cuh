@@ -1,6 +1,6 @@
 /*
-router.cuh -- router.h on the GPU: the same functions, computed in fp32. The bias, and dlogits, are
-of X = float, bf16 or fp16.
+router.cuh -- router.h on the GPU: the same functions, computed in fp32. dlogits are of X = float,
+bf16 or fp16.
 
     dlogits   (N, E)   rows are router_stride(E) elements apart, with zeros after E, as
                        expert_matmul.cuh reads them
@@ -85,36 +85,32 @@ __device__ inline RouterBest_ router_best_(RouterBest_ best, int E) {
     return best;
 }
 
-template <class X>
-__device__ inline float router_score_(const Router& r, const X* bias, const float* l, int e) {
-    const float score =
-        r.kind == ROUTER_SIGMOID ? router_sigmoid_(l[e]) + (bias ? to_float(bias[e]) : 0.0f) : l[e];
+__device__ inline float router_score_(const Router& r, const float* l, int e) {
+    const float score = r.kind == ROUTER_SIGMOID ? router_sigmoid_(l[e]) + (r.bias ? r.bias[e] : 0.0f) : l[e];
     return fmaxf(score, -INFINITY); // drops NaN
 }
 
 // ---- forward ----
 
 // Returns the best expert first ... first + count - 1 but `but`, to every lane.
-template <class X>
-__device__ inline RouterBest_ router_best_of_(const Router& r, const X* bias, const float* l, int first,
-                                              int count, int but) {
+__device__ inline RouterBest_ router_best_of_(const Router& r, const float* l, int first, int count,
+                                              int but) {
     RouterBest_ best = {-INFINITY, r.E};
     for (int e = first + (int)threadIdx.x % 32; e < first + count; e += 32) {
         if (e != but) {
-            best = router_better_(best, {router_score_(r, bias, l, e), e}, r.E);
+            best = router_better_(best, {router_score_(r, l, e), e}, r.E);
         }
     }
     return router_best_(best, r.E);
 }
 
 // Returns the groups that a token uses: bit g. Lane g has the sum of group g.
-template <class X>
-__device__ inline unsigned router_choose_groups_(const Router& r, const X* bias, const float* l) {
+__device__ inline unsigned router_choose_groups_(const Router& r, const float* l) {
     const int count = r.E / r.groups, lane = (int)threadIdx.x % 32;
     float own = -INFINITY;
     for (int g = 0; g < r.groups; g++) {
-        const RouterBest_ first = router_best_of_(r, bias, l, g * count, count, -1),
-                          second = router_best_of_(r, bias, l, g * count, count, first.e);
+        const RouterBest_ first = router_best_of_(r, l, g * count, count, -1),
+                          second = router_best_of_(r, l, g * count, count, first.e);
         own = lane == g ? first.score + second.score : own;
     }
     unsigned chosen = 0;
@@ -131,9 +127,7 @@ __device__ inline unsigned router_choose_groups_(const Router& r, const X* bias,
 // moves  N*E fp32 in, `used` times from L1, with groups twice more; N*used out. Bound by memory.
 // order  fixed
 // needs  E <= 1024: a lane has a bit for each of its experts
-template <class X>
-__global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS)
-    router_choose_kernel(Router r, const X* bias) {
+__global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS) router_choose_kernel(Router r) {
     const int n = (int)(blockIdx.x * ROUTER_WARPS + threadIdx.x / 32), lane = (int)threadIdx.x % 32;
     const float* l = r.logits + (size_t)n * r.E;
     unsigned taken = 0; // bit i: expert lane + 32 i
@@ -141,12 +135,12 @@ __global__ void __launch_bounds__(ROUTER_THREADS, ROUTER_BLOCKS)
         return; // the whole warp
     }
     const int count = r.groups > 1 ? r.E / r.groups : r.E;
-    const unsigned groups = r.groups > 1 ? router_choose_groups_(r, bias, l) : 1;
+    const unsigned groups = r.groups > 1 ? router_choose_groups_(r, l) : 1;
     for (int k = 0; k < r.used; k++) {
         RouterBest_ best = {-INFINITY, r.E};
         for (int e = lane; e < r.E; e += 32) {
             if (!(taken >> e / 32 & 1) && groups >> e / count & 1) {
-                best = router_better_(best, {router_score_(r, bias, l, e), e}, r.E);
+                best = router_better_(best, {router_score_(r, l, e), e}, r.E);
             }
         }
         best = router_best_(best, r.E);
@@ -449,10 +443,10 @@ __global__ void __launch_bounds__(ROUTER_BLOCK)
 
 // ---- launchers ----
 
-template <class X> static inline void router_forward(const Router* r, const X* bias, const Gpu* gpu) {
+static inline void router_forward(const Router* r, const Gpu* gpu) {
     const unsigned blocks = (unsigned)ceil_div(r->B * r->T, (int)ROUTER_WARPS);
     assert(r->E <= ROUTER_MAX_EXPERTS && r->used <= ROUTER_MAX_USED && r->groups <= ROUTER_MAX_GROUPS);
-    launch(router_choose_kernel<X>, blocks, ROUTER_THREADS, 0, gpu, *r, bias);
+    launch(router_choose_kernel, blocks, ROUTER_THREADS, 0, gpu, *r);
     launch(router_first_kernel, 1, ROUTER_BLOCK, 0, gpu, *r);
     launch(router_place_kernel, (unsigned)r->E, ROUTER_BLOCK, 0, gpu, *r);
     launch(router_weigh_kernel, blocks, ROUTER_THREADS, 0, gpu, *r);

@@ -1,6 +1,6 @@
 /*
 short_conv.cuh -- short_conv.h on the GPU: the same functions on X = float, bf16 or fp16, computed
-in fp32. States are fp32. C is a multiple of SHORT_CONV_PACK.
+in fp32. States are fp32.
 */
 #ifndef LLMC_SHORT_CONV_CUH
 #define LLMC_SHORT_CONV_CUH
@@ -10,7 +10,6 @@ in fp32. States are fp32. C is a multiple of SHORT_CONV_PACK.
 #include "llmc/ops/short_conv.h"
 
 enum {
-    SHORT_CONV_PACK = 8, // channels that 16 bits load together
     SHORT_CONV_THREADS = 128,
     SHORT_CONV_RUN = 16,       // tokens of a thread in the forward pass
     SHORT_CONV_GROUPS = 128,   // most runs in the backward pass, which sum gradients of taps

@@ -36,6 +36,7 @@ extern "C" {
 #endif
 
 enum { SHORT_CONV_MOST = 8 }; // taps
+enum { SHORT_CONV_PACK = 8 }; // on the GPU, C is a multiple of it
 
 // X(kind, columns of inp in units of C)
 #define SHORT_CONV_KINDS(X) X(SHORT_CONV_SILU, 1) X(SHORT_CONV_GATED, 3)

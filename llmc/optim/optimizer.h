@@ -270,7 +270,8 @@ typedef struct {
     float muon_lr, muon_weight_decay; // Muon's, in place of lr and weight_decay
     MuonScale muon_scale;
     int soap_every;
-    int64_t average_n; // number of the update in the average of the weights, from 1
+    int64_t average_n;      // number of the update in the average of the weights, from 1
+    float router_bias_rate; // of the biases of routers (router.h)
 } Update;
 
 // Returns the settings for one row: only some rows decay, and some have a rate of their own.

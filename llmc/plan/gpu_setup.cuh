@@ -11,6 +11,7 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 
 #include "llmc/base/check.h"
 #include "llmc/base/limits.h"
+#include "llmc/layers/mixer_config.h"
 #include "llmc/layers/weight.h"
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"
@@ -18,6 +19,7 @@ which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
 #include "llmc/ops/attention.h"
+#include "llmc/ops/delta_rule.cuh"
 #include "llmc/ops/matmul_plans.cuh"
 #include "llmc/ops/matmul_fp8.cuh"
 #include "llmc/setup/settled.h"
@@ -109,6 +111,22 @@ static inline void gpu_setup_check_fp8_(const Settled* s, int device) {
     }
 }
 
+// Refuses a delta rule whose keys and states do not fit into the shared memory of a block. A plan
+// needs no GPU.
+static inline void gpu_setup_check_delta_(const Settled* s, int device) {
+    int shared = 0;
+    const DeltaSizes sizes = mixer_config_sizes(s->cfg, 1, 1);
+    if (!mixer_parts(model_mixer(s->cfg)).has_heads ||
+        cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
+        cudaGetLastError(); // clears the error
+    } else if (delta_rule_shared_bytes<floatX>(sizes) > (size_t)shared) {
+        die_usage("the delta rule of %s has keys of %d channels, which take %zu bytes of shared memory with "
+                  "PRECISION=" PRECISION_NAME ", and this GPU has %d; wanted 16 bits, or shorter keys",
+                  model_architecture(s->cfg.arch)->word, sizes.dk, delta_rule_shared_bytes<floatX>(sizes),
+                  shared);
+    }
+}
+
 // Returns the settings with --device auto decided. Turns --autotune off if several ranks only
 // evaluate or convert: they do not communicate, so each would choose its own matmul algorithms.
 static inline Settled gpu_setup(const Settled* s, Comm* comm) {
@@ -137,6 +155,7 @@ static inline Settled gpu_setup(const Settled* s, Comm* comm) {
     if ((MatmulPrecision)o->memory.matmul == MATMUL_FP8) {
         gpu_setup_check_fp8_(s, o->memory.device);
     }
+    gpu_setup_check_delta_(s, o->memory.device);
     return chosen;
 }
 

@@ -51,6 +51,7 @@ void setup_check_in_backward(const Settled* s);
 // Refuses --quantize if the run trains or exports, and for a model whose rows are not whole blocks.
 void setup_check_quantize(const Settled* s);
 void setup_check_experts(const Settled* s);
+void setup_check_mixer(const Settled* s);
 void setup_check_router(const Settled* s);
 
 // Refuses a teacher that does not fit the model or the run.
@@ -333,6 +334,15 @@ void setup_check_experts(const Settled* s) {
                   : s->cfg.Fe > 0 ? "expert-hidden"
                                   : "hidden",
                   unfit, EXPERT_PACK);
+    }
+}
+
+// Refuses a convolution of channels that the GPU cannot load in packs.
+void setup_check_mixer(const Settled* s) {
+    const int channels = model_mixer_channels(s->cfg);
+    if (s->options.program.trainer == OPTION_GPU && channels % SHORT_CONV_PACK) {
+        die_usage("--channels %d: the convolution of %s has %d channels; on a GPU wanted a multiple of %d",
+                  s->cfg.C, model_architecture(s->cfg.arch)->word, channels, SHORT_CONV_PACK);
     }
 }
 

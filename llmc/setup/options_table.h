@@ -72,9 +72,9 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(BIN,         NOTED,   setup_reads_bin(o), "data in .bin files") \
     X(SHARED_ROWS, NOTED,   o->data.pack <= (int)PACK_BESTFIT, "documents that share a row: --pack stream, aligned or bestfit") \
     X(CHATS,       NOTED,   s->use == USE_GENERATE || o->data.train[0], "--interactive, or --train-data with chats") \
-    X(EXPERTS,     REFUSED, s->cfg.E > 0, "experts: --arch mixtral, qwen3moe, olmoe, glm4moe or deepseek3") \
-    X(BIASES,      REFUSED, o->program.trainer == OPTION_CPU && model_architecture(s->cfg.arch)->router == ROUTER_SIGMOID, \
-        "--arch glm4moe or deepseek3, and the trainer for CPUs") \
+    X(EXPERTS,     REFUSED, s->cfg.E > 0, "a model with experts, as --arch mixtral") \
+    X(BIASES,      REFUSED, model_architecture(s->cfg.arch)->router == ROUTER_SIGMOID, \
+        "routers with biases, as --arch glm4moe has them") \
     X(GELU,        NOTED,   model_activation(s->cfg) == ACTIVATION_GELU, "an architecture with GELU: --arch gpt2") \
     X(DECAYING,    NOTED,   o->optimizer.schedule != SCHEDULE_CONSTANT, "a --schedule other than constant") \
     X(WSD,         REFUSED, o->optimizer.schedule == SCHEDULE_WSD, "--schedule wsd") \
@@ -369,7 +369,7 @@ const OptionRow OPTION_TABLE[] = {
         "and the last layer is always L; without a pattern: the layers that have it in the family, or all"},
     {"model",       "layer-types",    "",   STRING_(model.layer_types),           0,       0, RUN_, "",
         "TYPES", "for qwen35 and lfm2: layers with attention (full), and with the delta rule (delta) or a convolution (conv) in its place; "
-        "the list repeats (3xdelta,full); without one: 3xdelta,full and 2xconv,full"},
+        "the list repeats (3xdelta,full); without one: the layers of its family"},
     {"model",       "softcap",        "",   FLOAT_(model.softcap),                0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "for nanochat and gemma2: a logit x becomes softcap * tanh(x / softcap); 0: no cap; auto: 15, 30"},
     {"model",       "share-layers",   "",   STRING_(model.share_layers),          0,       0, RUN_, "off",
@@ -454,7 +454,7 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",   "router-z",       "",   FLOAT_(optimizer.router_z),           0,       1, RUN_ | NEEDS_(EXPERTS), "0.001",
         "", "with experts: like --z-loss, for the router's logits"},
     {"optimizer",   "router-bias-rate", "", FLOAT_(optimizer.router_bias_rate),   0,       1, RUN_ | NEEDS_(BIASES), "0",
-        "", "for glm4moe, deepseek3, on a CPU: after each update, how far the bias of an expert's scores moves up if fewer tokens took "
+        "", "for routers with biases (glm4moe, deepseek3): after each update, how far the bias of an expert's scores moves up if fewer tokens took "
         "it than on average, else down; balances without a loss; DeepSeek V3 has 0.001"},
     {"optimizer",   "sgd-momentum",   "",   FLOAT_(optimizer.sgd_momentum),       0,       1, BELOW_ | RUN_ | NEEDS_(SGD), "0.9",
         "", "for sgd: fraction of the last update that is added to the next; 0: no state at all"},

@@ -601,6 +601,7 @@ static void settle_run_(Settled* s, RunData* data, const Options* options, const
     setup_check_formats(s);
     setup_check_quantize(s);
     setup_check_experts(s);
+    setup_check_mixer(s);
     setup_check_router(s);
     settle_freeze_(s);
     setup_check_share(s);
@@ -739,6 +740,7 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
         (MuonScale)options->optimizer.muon_scale,
         options->optimizer.soap_every,
         0, // run.h counts it
+        options->optimizer.router_bias_rate,
     };
     return update;
 }

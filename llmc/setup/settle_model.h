@@ -29,6 +29,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
 
 #ifdef SETTLE_MODEL_IMPLEMENTATION
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,6 +53,36 @@ static void settle_number_(float* option, float model, const char* name, const c
         die_usage("--%s is %g, but the model in %s has %g", name, (double)*option, path, (double)model);
     }
 }
+
+// Ends the program: --`option` has no meaning in this architecture. `has` tells which ones have it.
+static _Noreturn void settle_refuse_(const char* option, Arch arch, int (*has)(const Architecture*)) {
+    char words[ARCH_COUNT * 16] = "";
+    size_t used = 0;
+    int left = 0;
+    for (int a = 0; a < ARCH_COUNT; a++) {
+        left += has(model_architecture((Arch)a));
+    }
+    const char* verb = left == 1 ? "has" : "have";
+    for (int a = 0; left > 0; a++) {
+        if (has(model_architecture((Arch)a))) {
+            left--;
+            used += (size_t)snprintf(words + used, sizeof(words) - used, "%s%s",
+                                     model_architecture((Arch)a)->word,
+                                     left > 1 ? ", "
+                                     : left   ? " and "
+                                              : "");
+        }
+    }
+    die_usage("--%s has no meaning with --arch %s; %s %s it", option, model_architecture(arch)->word, words,
+              verb);
+}
+
+static int settle_has_experts_(const Architecture* kinds) { return kinds->router != ROUTER_NONE; }
+static int settle_has_shared_(const Architecture* kinds) { return kinds->router == ROUTER_SIGMOID; }
+static int settle_has_windows_(const Architecture* kinds) { return kinds->windows != WINDOWS_NONE; }
+static int settle_has_patterns_(const Architecture* kinds) { return kinds->windows == WINDOWS_ANY; }
+static int settle_has_mixer_(const Architecture* kinds) { return kinds->mixer != MIXER_NONE; }
+static int settle_has_softcap_(const Architecture* kinds) { return kinds->softcap > 0; }
 
 static void settle_check_vocab_(const Options* options, const RunData* data, const char* path, int insists) {
     const int V = options->model.vocab_size,
@@ -143,7 +174,7 @@ static void settle_arch_(Options* o, Arch arch, const char* path) {
 }
 
 // Refuses experts where the architecture has none. They stay "auto" there.
-static void settle_no_experts_(const Options* o, const Architecture* kinds) {
+static void settle_no_experts_(const Options* o, Arch arch) {
     const char* name = o->model.experts != OPTION_AUTO         ? "experts"
                        : o->model.experts_used != OPTION_AUTO  ? "experts-used"
                        : o->model.dense_layers > 0             ? "dense-layers"
@@ -151,17 +182,14 @@ static void settle_no_experts_(const Options* o, const Architecture* kinds) {
                        : o->model.shared_hidden != OPTION_AUTO ? "shared-hidden"
                                                                : NULL;
     if (name) {
-        die_usage("--%s has no meaning with --arch %s; mixtral, qwen3moe, olmoe, glm4moe, gptoss and "
-                  "deepseek3 have "
-                  "experts",
-                  name, kinds->word);
+        settle_refuse_(name, arch, settle_has_experts_);
     }
 }
 
 static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
-    if (kinds->router == ROUTER_NONE) {
-        settle_no_experts_(o, kinds);
+    if (!settle_has_experts_(kinds)) {
+        settle_no_experts_(o, cfg->arch);
         return;
     }
     settle_size_(&o->model.experts, cfg->E > 0 ? cfg->E : SETUP_EXPERTS, "experts", path);
@@ -169,8 +197,8 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
               few = o->model.experts < SETUP_EXPERTS_USED ? o->model.experts : SETUP_EXPERTS_USED;
     settle_size_(&o->model.experts_used, is_new ? few : cfg->E_used, "experts-used", is_new ? NULL : path);
     settle_size_(&o->model.dense_layers, cfg->dense_layers, "dense-layers", path);
-    if (o->model.dense_layers > 0 && kinds->router != ROUTER_SIGMOID) {
-        die_usage("--dense-layers has no meaning with --arch %s; glm4moe and deepseek3 have it", kinds->word);
+    if (o->model.dense_layers > 0 && !settle_has_shared_(kinds)) {
+        settle_refuse_("dense-layers", cfg->arch, settle_has_shared_);
     }
     cfg->E = o->model.experts, cfg->E_used = o->model.experts_used;
     cfg->dense_layers = o->model.dense_layers;
@@ -208,15 +236,14 @@ static void settle_expert_hidden_(Options* o, ModelConfig* cfg, const char* path
 // Decides the hidden units of the shared expert, after the hidden units of the others.
 static void settle_shared_expert_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
-    const int has_shared = kinds->router == ROUTER_SIGMOID, is_new = !path && cfg->Fs == 0;
-    if (kinds->router == ROUTER_NONE) {
+    const int has_shared = settle_has_shared_(kinds), is_new = !path && cfg->Fs == 0;
+    if (!settle_has_experts_(kinds)) {
         return;
     }
     settle_size_(&o->model.shared_hidden, has_shared && is_new ? model_expert_hidden(*cfg) : cfg->Fs,
                  "shared-hidden", path);
     if (o->model.shared_hidden > 0 && !has_shared) {
-        die_usage("--shared-hidden has no meaning with --arch %s; glm4moe and deepseek3 have it",
-                  kinds->word);
+        settle_refuse_("shared-hidden", cfg->arch, settle_has_shared_);
     }
     cfg->Fs = o->model.shared_hidden;
 }
@@ -296,14 +323,14 @@ static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
     const ModelConfig found = *cfg;
     settle_size_(&o->model.window, cfg->window, "window", path);
     cfg->window = o->model.window;
-    if (o->model.window > 0 && kinds->windows == WINDOWS_NONE) {
-        die_usage("--window has no meaning with --arch %s; mistral, qwen2, qwen3 and olmo3 have windows",
-                  kinds->word);
+    if (o->model.window > 0 && !settle_has_windows_(kinds)) {
+        settle_refuse_("window", cfg->arch, settle_has_windows_);
     }
-    if (pattern[strspn(pattern, "SL")] ||
-        (pattern[0] && (o->model.window == 0 || kinds->windows != WINDOWS_ANY))) {
-        die_usage("--window-pattern %s; wanted letters S and L, with --window and --arch qwen2 or qwen3",
-                  pattern);
+    if (pattern[0] && !settle_has_patterns_(kinds)) {
+        settle_refuse_("window-pattern", cfg->arch, settle_has_patterns_);
+    }
+    if (pattern[strspn(pattern, "SL")] || (pattern[0] && o->model.window == 0)) {
+        die_usage("--window-pattern %s; wanted letters S and L, with --window", pattern);
     }
     if (!path || pattern[0]) {
         settle_windows_(cfg, pattern);
@@ -319,7 +346,7 @@ static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
 // Sets the layers that have a mixer: the list's words, each as often as the number before it says,
 // repeat. Returns 0 if the architecture has no such layers.
 static int settle_parse_types_(ModelConfig* cfg, const char* list) {
-    const char *at = list, *mixed = model_mixer(*cfg) == MIXER_DELTA ? "delta" : "conv";
+    const char *at = list, *mixed = mixer_parts(model_mixer(*cfg)).word;
     uint8_t types[MODEL_MAX_LAYERS];
     size_t count = 0;
     do {
@@ -345,34 +372,31 @@ static int settle_parse_types_(ModelConfig* cfg, const char* list) {
     return 1;
 }
 
-// Derives the sizes of a new model's mixer: heads of the delta rule as attention's, in whole 8s.
+// Derives the sizes of a new model's mixer: heads as attention's, in whole 8s.
 static ModelMixer settle_new_mixer_(ModelConfig cfg) {
-    const int size = (model_head_size(cfg) + 7) / 8 * 8, taps = hf_families[cfg.arch].mixer.taps;
-    return model_mixer(cfg) == MIXER_DELTA ? (ModelMixer){taps, cfg.NH, cfg.NH, size, size}
-                                           : (ModelMixer){taps, 0, 0, 0, 0};
+    const int has_heads = mixer_parts(model_mixer(cfg)).has_heads, heads = has_heads * cfg.NH,
+              size = has_heads * ((model_head_size(cfg) + 7) / 8 * 8);
+    return (ModelMixer){hf_families[cfg.arch].mixer.taps, heads, heads, size, size};
 }
 
 // Decides which layers have a mixer in the place of attention, and its sizes.
 static void settle_mixer_(const Options* o, ModelConfig* cfg, const char* path) {
     const ModelPreset* named = path ? NULL : options_model_size(o);
-    const MixerKind kind = model_mixer(*cfg);
+    const MixerParts parts = mixer_parts(model_mixer(*cfg));
     const char *given = o->model.layer_types, *of_name = named ? named->layer_types : NULL,
-               *list = given[0]              ? given
-                       : of_name             ? of_name
-                       : kind == MIXER_DELTA ? "3xdelta,full"
-                                             : "2xconv,full";
+               *list = given[0]  ? given
+                       : of_name ? of_name
+                                 : parts.layers;
     const ModelConfig found = *cfg;
-    if (kind == MIXER_NONE) {
+    if (model_mixer(*cfg) == MIXER_NONE) {
         if (given[0]) {
-            die_usage("--layer-types has no meaning with --arch %s; qwen35 and lfm2 have it",
-                      model_architecture(cfg->arch)->word);
+            settle_refuse_("layer-types", cfg->arch, settle_has_mixer_);
         }
         return;
     }
     if ((!path || given[0]) && !settle_parse_types_(cfg, list)) {
         die_usage("--layer-types %s; wanted a list of full and %s, perhaps each with a number, as %s", list,
-                  kind == MIXER_DELTA ? "delta" : "conv",
-                  kind == MIXER_DELTA ? "3xdelta,full" : "2xconv,full");
+                  parts.word, parts.layers);
     }
     if (path && memcmp(cfg->mixed, found.mixed, sizeof(found.mixed)) != 0) {
         die_usage("--layer-types %s, but the model in %s has others", given, path);
@@ -381,10 +405,9 @@ static void settle_mixer_(const Options* o, ModelConfig* cfg, const char* path) 
 }
 
 static void settle_softcap_(Options* o, ModelConfig* cfg, const char* path) {
-    const Architecture* kinds = model_architecture(cfg->arch);
     settle_number_(&o->model.softcap, cfg->softcap, "softcap", path);
-    if (o->model.softcap > 0 && kinds->softcap == 0) {
-        die_usage("--softcap has no meaning with --arch %s; nanochat and gemma2 have it", kinds->word);
+    if (o->model.softcap > 0 && !settle_has_softcap_(model_architecture(cfg->arch))) {
+        settle_refuse_("softcap", cfg->arch, settle_has_softcap_);
     }
     cfg->softcap = o->model.softcap;
 }
@@ -416,8 +439,8 @@ static void settle_mark_fixed_(Options* o, Arch arch) {
         {"head-size", arch == ARCH_GPT2},
         {"hidden", arch == ARCH_GPT2},
         {"own-head", arch == ARCH_GPT2},
-        {"softcap", kinds->softcap == 0},
-        {"window", kinds->windows == WINDOWS_NONE},
+        {"softcap", !settle_has_softcap_(kinds)},
+        {"window", !settle_has_windows_(kinds)},
         {"rope-base", kinds->positions != POSITIONS_ROPE},
     };
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {

@@ -105,6 +105,9 @@ refused() {
 }
 refused 'needs a directory: --offload-path$' --offload-optimizer disk
 refused 'needs --offload-optimizer disk$' --offload-path nowhere
+refused '--channels 20: the convolution of lfm2 has 20 channels; on a GPU wanted a multiple of 8$' --arch lfm2 --channels 20 --heads 2
+refused 'the delta rule of qwen35 has keys of 256 channels, .* bytes of shared memory with PRECISION=FP32, and this GPU has 232448; wanted 16 bits, or shorter keys$' \
+    --arch qwen35 --layers 4 --channels 64 --heads 1 --head-size 256
 refused '--recompute 2; wanted --recompute 3, which stores nothing else of a block$' --offload-residuals on --recompute 2
 refused 'offload-optimizer; wanted only one of them$' --update-in-backward on --offload-optimizer host
 refused 'wanted --graph off$' --update-in-backward on --graph on
@@ -257,6 +260,10 @@ architecture qwen2 --heads 6 --kv-heads 2 --head-size 16 --hidden 96
 architecture qwen3 --heads 4 --kv-heads 1 --head-size 32 --hidden 160 --window 8 --window-pattern SL --own-head on
 architecture arcee --heads 4 --kv-heads 4 --hidden 160
 architecture nanochat --heads 2
+architecture qwen35 --heads 3 --head-size 16 --kv-heads 1 --hidden 96
+architecture lfm2 --heads 4 --kv-heads 2 --hidden 96
+# the biases of routers are moved alike
+architecture glm4moe --heads 4 --kv-heads 2 --hidden 64 --shared-hidden 64 --experts 4 --router-bias-rate 0.01
 
 # ---- the sensors are read while the GPU has the work of a step: lazy streams then have done none of it
 

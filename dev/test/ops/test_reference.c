@@ -404,7 +404,9 @@ TEST(model) {
             cfg.embedding_factor = 3, cfg.residual_factor = 0.22f, cfg.logits_divisor = 1.5f;
         }
         if (model_mixer(cfg) != MIXER_NONE) {
-            cfg.mixer = (ModelMixer){3, 1, 2, 3, 2}, cfg.mixed[0] = 2;
+            cfg.mixer = mixer_parts(model_mixer(cfg)).has_heads ? (ModelMixer){3, 1, 2, 3, 2}
+                                                                : (ModelMixer){.taps = 3};
+            cfg.mixed[0] = 2;
         }
         if (model_architecture(arch)->router != ROUTER_NONE) {
             cfg.E = E, cfg.E_used = USED, cfg.router_factor = 1.5f;

@@ -251,9 +251,10 @@ template <class X> static void check(Case c, int C, int F, const Gpu* gpu) {
         logits[n * c.E + 3] = 9;
     }
     Router cpu = on_cpu(&c, logits, bias), r = on_gpu(&c, &cpu, gpu);
-    X* bias_gpu = upload_rounded<X>(bias, c.E, 0, gpu);
+    float* bias_gpu = upload_rounded<float>(bias, c.E, 0, gpu);
+    r.bias = bias_gpu;
     router_forward_cpu(&cpu);
-    router_forward(&r, c.kind == ROUTER_SIGMOID ? bias_gpu : NULL, gpu);
+    router_forward(&r, gpu);
     const size_t M = (size_t)cpu.first[c.E];
     expect_ints(r.chosen, cpu.chosen, places(&c), "chosen", &c, gpu);
     expect_ints(r.first, cpu.first, (size_t)c.E + 1, "first", &c, gpu);

@@ -385,7 +385,7 @@ static void test_architectures(void) {
     expect_refused(TEXT "--arch llama --heads 3", 2, "--channels 128|--heads 3");
     expect_refused(TEXT "--arch llama --window 5", 2, "--window|no meaning with --arch llama|qwen3");
     expect_refused(TEXT "--arch mistral --window 5 --window-pattern SL", 2,
-                   "--window-pattern SL|qwen2 or qwen3");
+                   "--window-pattern|no meaning with --arch mistral|qwen2, qwen3");
     expect_refused(TEXT "--arch qwen3 --window 5 --window-pattern SX", 2, "--window-pattern SX|S and L");
     expect_refused(TEXT "--arch qwen3 --window-pattern SL", 2, "--window-pattern SL|with --window");
     expect_refused(TEXT "--arch llama --layer-types full", 2,
