@@ -172,6 +172,10 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
     if (o->model.dense_layers > 0 && kinds->router != ROUTER_SIGMOID) {
         die_usage("--dense-layers has no meaning with --arch %s; glm4moe and deepseek3 have it", kinds->word);
     }
+    if (o->model.dense_layers > 0 && o->model.dense_layers >= cfg->L) {
+        die_usage("--dense-layers %d of %d layers; wanted at most %d", o->model.dense_layers, cfg->L,
+                  cfg->L - 1);
+    }
     cfg->E = o->model.experts, cfg->E_used = o->model.experts_used;
     cfg->dense_layers = o->model.dense_layers;
 }
