@@ -248,7 +248,11 @@ static void settle_heads_(Options* o, ModelConfig* cfg, const char* path) {
 
 // Derives the sizes of a new model's latents: half of a head turns, values are as wide as heads,
 // and latents are a quarter of the channels in whole 64s, those of queries twice as wide.
-static void settle_latent_(ModelConfig* cfg) {
+static void settle_latent_(const Options* o, ModelConfig* cfg) {
+    if (model_has_latent(*cfg) && o->model.kv_heads != cfg->NH) {
+        die_usage("--kv-heads %d, --heads %d, --arch %s, all of whose heads share a latent; wanted as many",
+                  o->model.kv_heads, cfg->NH, model_architecture(cfg->arch)->word);
+    }
     if (model_has_latent(*cfg) && cfg->latent.rank == 0) {
         cfg->rope_dims = model_head_size(*cfg) / 4 * 2;
         const int rank = (cfg->C / 4 + 63) / 64 * 64;
@@ -446,7 +450,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     cfg.Vp = path ? cfg.Vp : model_padded_vocab(cfg.V);
     settle_experts_(options, &cfg, path);
     settle_heads_(options, &cfg, path);
-    settle_latent_(&cfg);
+    settle_latent_(options, &cfg);
     settle_expert_hidden_(options, &cfg, path);
     settle_shared_expert_(options, &cfg, path);
     settle_positions_(options, &cfg, path);
