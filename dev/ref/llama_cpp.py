@@ -443,7 +443,7 @@ def trained(args, name, tokenizer, options, changes, work):
          "--eval-every", 0, "--samples", 0, "--threads", args.threads[-1], "--out", out])
     directory = next(out.glob("step_*"))
     config = json.loads((directory / "config.json").read_text())
-    kept = {key: value for key, value in config.items() if "rope_parameters" not in changes or "rope" not in key}
+    kept = {key: value for key, value in config.items() if "rope_parameters" not in changes or not key.startswith("rope_")}
     (directory / "config.json").write_text(json.dumps(kept | changes))
     return directory
 

@@ -34,6 +34,7 @@ which is the same but for rounding. DeepSeek-AI, "DeepSeek-V2", 2024.
 
 #include <stddef.h>
 
+#include "llmc/base/host_device.h"
 #include "llmc/base/memory.h"
 #include "llmc/ops/q8.h"
 
@@ -49,12 +50,12 @@ typedef struct {
 } LatentSizes;
 
 // Return columns: of queries in `first`; where r is there; of all; of up; and of the cache.
-static inline int latent_queries(LatentSizes s) { return s.query_rank > 0 ? s.query_rank : s.NH * s.HS; }
-static inline int latent_turning(LatentSizes s) { return latent_queries(s) + s.rank; }
-static inline int latent_first(LatentSizes s) { return latent_turning(s) + s.D; }
-static inline int latent_head_up(LatentSizes s) { return s.HS - s.D + s.value; }
-static inline int latent_up(LatentSizes s) { return s.NH * latent_head_up(s); }
-static inline int latent_kept(LatentSizes s) { return s.rank + s.D; }
+HOST_DEVICE int latent_queries(LatentSizes s) { return s.query_rank > 0 ? s.query_rank : s.NH * s.HS; }
+HOST_DEVICE int latent_turning(LatentSizes s) { return latent_queries(s) + s.rank; }
+HOST_DEVICE int latent_first(LatentSizes s) { return latent_turning(s) + s.D; }
+HOST_DEVICE int latent_head_up(LatentSizes s) { return s.HS - s.D + s.value; }
+HOST_DEVICE int latent_up(LatentSizes s) { return s.NH * latent_head_up(s); }
+HOST_DEVICE int latent_kept(LatentSizes s) { return s.rank + s.D; }
 
 // Sets the latents, q (N, query_rank), unless queries have none, and c (N, rank), from first.
 void latent_split_cpu(float* q, float* c, const float* first, LatentSizes s);

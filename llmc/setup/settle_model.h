@@ -200,6 +200,10 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
     if (o->model.dense_layers > 0 && !settle_has_shared_(kinds)) {
         settle_refuse_("dense-layers", cfg->arch, settle_has_shared_);
     }
+    if (o->model.dense_layers > 0 && o->model.dense_layers >= cfg->L) {
+        die_usage("--dense-layers %d of %d layers; wanted at most %d", o->model.dense_layers, cfg->L,
+                  cfg->L - 1);
+    }
     cfg->E = o->model.experts, cfg->E_used = o->model.experts_used;
     cfg->dense_layers = o->model.dense_layers;
 }
@@ -271,7 +275,11 @@ static void settle_heads_(Options* o, ModelConfig* cfg, const char* path) {
 
 // Derives the sizes of a new model's latents: half of a head turns, values are as wide as heads,
 // and latents are a quarter of the channels in whole 64s, those of queries twice as wide.
-static void settle_latent_(ModelConfig* cfg) {
+static void settle_latent_(const Options* o, ModelConfig* cfg) {
+    if (model_has_latent(*cfg) && o->model.kv_heads != cfg->NH) {
+        die_usage("--kv-heads %d, --heads %d, --arch %s, all of whose heads share a latent; wanted as many",
+                  o->model.kv_heads, cfg->NH, model_architecture(cfg->arch)->word);
+    }
     if (model_has_latent(*cfg) && cfg->latent.rank == 0) {
         cfg->rope_dims = model_head_size(*cfg) / 4 * 2;
         const int rank = (cfg->C / 4 + 63) / 64 * 64;
@@ -465,7 +473,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     cfg.Vp = path ? cfg.Vp : model_padded_vocab(cfg.V);
     settle_experts_(options, &cfg, path);
     settle_heads_(options, &cfg, path);
-    settle_latent_(&cfg);
+    settle_latent_(options, &cfg);
     settle_expert_hidden_(options, &cfg, path);
     settle_shared_expert_(options, &cfg, path);
     settle_positions_(options, &cfg, path);

@@ -425,7 +425,7 @@ static void test_experts(void) {
     model.HS = 48, model.rope_dims = 24, model.latent.value = 48;
     expect_architecture("--arch deepseek3 --head-size 48", model);
     expect_refused(TEXT "--arch deepseek3 --kv-heads 2", 2,
-                   "4 heads with 2 heads of keys|they share a latent");
+                   "--kv-heads 2, --heads 4|share a latent; wanted as many");
     expect_refused(TEXT "--model mla:moe-50m --head-size 32", 2, "heads of 32 channels of which 32 turn");
     expect_refused(TEXT "--arch deepseek3 --mup 64:1", 2, "--mup 64:1: the latents of deepseek3");
 
