@@ -17,13 +17,18 @@ chat_format.h -- formats of chats: what stands around the contents of messages.
     exaone            [|role|] \n content [|endofturn|] \n
     glm4              [gMASK]<sop> <|role|> \n content: the mark of the next turn ends an answer
     deepseek          bos system <User> user <Assistant> answer eos, in its own brackets
+    harmony           <|start|> role <|message|> content <|end|>, first a turn of the system with
+                      the date; the system's message is the developer's turn; an answer is
+                      <|start|> assistant <|channel|> final <|message|> content <|return|>, and ends
+                      with <|end|> if messages follow
 
 A model's template is recognized by what it renders (jinja.h): a few chats with odd contents must
 look as a format makes them. Beyond the table above it may differ in whether it starts with the
 start token, trims contents, ends a chat with the end-of-text token, has a message for chats without
-one of the system, and puts a text around the first message of the system if it opens the chat. Such
-texts may have a date (Granite 3, Llama 3.2): today's when the vocabulary is opened, unless
-bpe_date_chats says another, as a run does whose tokens must stay the same.
+one of the system, starts with another turn than harmony's, and puts a text around the first message
+of the system if it opens the chat. Such texts may have a date (Granite 3, Llama 3.2, gpt-oss):
+today's when the vocabulary is opened, unless bpe_date_chats says another, as a run does whose
+tokens must stay the same.
 
 chat_print_template writes a format as a template, with the marks of transformers around what is
 learned, and with the start token, which training puts before each document.
@@ -35,6 +40,7 @@ learned, and with the start token, which training puts before each document.
 #include <stdio.h>
 
 #include "llmc/base/enum_words.h"
+#include "llmc/tokenizer/date.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,7 +76,8 @@ typedef struct {
     X(CHAT_GRANITE, "granite") \
     X(CHAT_EXAONE, "exaone") \
     X(CHAT_GLM4, "glm4") \
-    X(CHAT_DEEPSEEK, "deepseek")
+    X(CHAT_DEEPSEEK, "deepseek") \
+    X(CHAT_HARMONY, "harmony")
 // clang-format on
 typedef enum { CHAT_WORDS(WORDS_VALUE) CHAT_WORDS_END } ChatWord;
 
@@ -108,8 +115,10 @@ typedef struct {
     int has_bos;                    // the chat starts with the start token
     SystemPlace system;
     int trims;
-    const char* start;  // of a chat; NULL: none
-    const char* opener; // mark of a user's turn that ends the answer before it; NULL: none
+    const char* start;      // of a chat; NULL: none
+    const char* opener;     // mark of a user's turn that ends the answer before it; NULL: none
+    const char* opening[2]; // turn of its own that starts a chat, around the date; NULL: none
+    const char* past_end;   // end of an answer before other messages, not learned; NULL: the same
 } ChatLayout;
 
 // A format as a template has it.
@@ -119,7 +128,9 @@ typedef struct {
     int trims;
     const char* default_system;   // message of the system for chats without one; NULL: none
     const char* system_around[2]; // before and after the first message of the system; NULL: nothing
+    const char* opening;          // turn that starts a chat; NULL: the layout's
     int has_date;                 // one of these texts has the date
+    char date[DATE_BYTES];        // of the layout's
 } ChatFormat;
 
 // Frees the texts of a format, or makes them copies of its own.
@@ -232,6 +243,15 @@ static const ChatLayout chat_layouts_[CHAT_FORMATS] = {
         {"<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
         {"", "<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>"}, {"", "", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
         "", "", "", 1, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
+    [CHAT_HARMONY - CHAT_CHATML] = {"Harmony",
+        {"<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"},
+        {"<|start|>developer<|message|># Instructions\n\n", "<|start|>user<|message|>", "<|start|>assistant"},
+        {"<|end|>", "<|end|>", "<|return|>"}, "<|channel|>final<|message|>", "", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING,
+        .opening = {"<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+                    "Knowledge cutoff: 2024-06\nCurrent date: ",
+                    "\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. "
+                    "Channel must be included for every message.<|end|>"},
+        .past_end = "<|end|>"},
 };
 // clang-format on
 
@@ -253,13 +273,17 @@ const char* chat_word(int value) {
 
 ChatFormat chat_format_of(ChatWord word) {
     const ChatLayout* layout = &chat_layouts_[word - CHAT_CHATML];
-    return (ChatFormat){.layout = layout, .has_bos = layout->has_bos, .trims = layout->trims};
+    ChatFormat format = {.layout = layout, .has_bos = layout->has_bos, .trims = layout->trims};
+    format.has_date = layout->opening[0] != NULL;
+    date_today(format.date);
+    return format;
 }
 
 void chat_format_close(ChatFormat* f) {
     free((void*)f->default_system);
     free((void*)f->system_around[0]);
     free((void*)f->system_around[1]);
+    free((void*)f->opening);
     memset(f, 0, sizeof(*f));
 }
 
@@ -273,6 +297,7 @@ void chat_format_keep(ChatFormat* f) {
     f->default_system = chat_copy_(f->default_system);
     f->system_around[0] = chat_copy_(f->system_around[0]);
     f->system_around[1] = chat_copy_(f->system_around[1]);
+    f->opening = chat_copy_(f->opening);
 }
 
 ChatWord chat_format_word(const ChatFormat* format) {
@@ -348,7 +373,20 @@ static int chat_ends_answer_(const ChatFormat* f, const ChatMessage* m, size_t i
     return f->layout->opener && i > 0 && m[i].role == CHAT_USER && m[i - 1].role == CHAT_ASSISTANT;
 }
 
-static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i, size_t last, ChatSink sink) {
+// Visits the turn that a chat starts with.
+static void chat_walk_opening_(const ChatFormat* f, ChatSink sink) {
+    if (f->opening || !f->layout->opening[0]) {
+        sink.on_layout(sink.context, f->opening ? f->opening : "", 0);
+        return;
+    }
+    sink.on_layout(sink.context, f->layout->opening[0], 0);
+    sink.on_layout(sink.context, f->date, 0);
+    sink.on_layout(sink.context, f->layout->opening[1], 0);
+}
+
+// `is_past`: something follows message i.
+static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i, size_t last, int is_past,
+                            ChatSink sink) {
     const ChatLayout* layout = f->layout;
     const ChatRole role = m[i].role;
     const int is_answer = role == CHAT_ASSISTANT;
@@ -362,7 +400,8 @@ static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i,
         }
         chat_walk_content_(f, role, m[i].text, m[i].bytes, sink);
     }
-    sink.on_layout(sink.context, layout->end[role], is_answer);
+    const int ends_past = is_answer && is_past && layout->past_end;
+    sink.on_layout(sink.context, ends_past ? layout->past_end : layout->end[role], is_answer && !ends_past);
     sink.on_layout(sink.context, layout->after, 0);
 }
 
@@ -373,13 +412,14 @@ void chat_walk(const ChatFormat* f, const ChatMessage* m, size_t count, ChatEnd 
     }
     sink.on_layout(sink.context, f->has_bos ? CHAT_BOS : "", 0);
     sink.on_layout(sink.context, f->layout->start ? f->layout->start : "", 0);
+    chat_walk_opening_(f, sink);
     if (f->default_system && (count == 0 || m[0].role != CHAT_SYSTEM)) {
         chat_walk_system_(f, NULL, 0, count > 0 && m[0].role == CHAT_USER, sink);
     }
     for (size_t i = 0; i < count; i++) {
         const int is_late = f->layout->system == SYSTEM_LAST && last < count && i < last;
         if (m[i].role != CHAT_SYSTEM) {
-            chat_walk_turn_(f, m, i, last, sink);
+            chat_walk_turn_(f, m, i, last, i + 1 < count || end == CHAT_FOR_ANSWER, sink);
         } else if (!is_late) {
             chat_walk_system_(f, m, i, i + 1 < count && m[i + 1].role == CHAT_USER, sink);
         }
@@ -503,6 +543,20 @@ static char* chat_between_(const char* text, const char* before, size_t before_b
     return has_both ? strndup(text + before_bytes, bytes - before_bytes - after_bytes) : NULL;
 }
 
+// Finds the turn that the template starts a chat with, if the format has any.
+static void chat_find_opening_(ChatFormat* format, ChatRendered_* r) {
+    const JinjaChat chat = chat_asked_(r, &chat_probes_[0]);
+    if (!format->layout->opening[0]) {
+        return;
+    }
+    format->opening = ""; // not the layout's
+    char* plain = chat_text_(format, &chat);
+    const size_t start = format->has_bos && r->bos ? strlen(r->bos) : 0;
+    const char* opening = chat_between_(r->texts[0], plain, start, plain + start);
+    format->opening = opening ? opening : strdup("");
+    free(plain);
+}
+
 // Finds what the template has where the format would have a message of the system: its own message
 // for a chat without one, and the texts around the chat's.
 static void chat_find_system_(ChatFormat* format, ChatRendered_* r) {
@@ -546,6 +600,7 @@ static ChatKnown chat_try_layout_(ChatFormat* best, ChatKnown known, ChatWord wo
         format.has_tail = variant >> 1 & 1;
         format.trims = trims[variant >> 2];
         format.has_date = r->has_date;
+        chat_find_opening_(&format, r);
         chat_find_system_(&format, r);
         const ChatKnown found = chat_compare_(&format, r);
         ChatFormat other = found > known ? *best : format;
@@ -677,9 +732,28 @@ static void chat_print_answer_(const ChatPrinter_* p) {
     fputs("{% generation %}", file);
     chat_print_layout_(p, layout->lead);
     chat_print_content_(p, CHAT_ASSISTANT);
+    fputs(layout->past_end ? "{% if loop.last and not add_generation_prompt %}" : "", file);
     chat_print_layout_(p, layout->end[CHAT_ASSISTANT]);
+    fputs(layout->past_end ? "{% endif %}" : "", file);
     fputs("{% endgeneration %}", file);
+    if (layout->past_end) {
+        fputs("{% if not loop.last or add_generation_prompt %}", file);
+        chat_print_layout_(p, layout->past_end);
+        fputs("{% endif %}", file);
+    }
     chat_print_layout_(p, layout->after);
+}
+
+// Writes the turn that a chat starts with, on the day when the template is rendered.
+static void chat_print_opening_(const ChatPrinter_* p) {
+    const ChatFormat* f = p->format;
+    if (f->opening || !f->layout->opening[0]) {
+        chat_print_layout_(p, f->opening ? f->opening : "");
+        return;
+    }
+    chat_print_layout_(p, f->layout->opening[0]);
+    fputs("{{ strftime_now('%Y-%m-%d') }}", p->file);
+    chat_print_layout_(p, f->layout->opening[1]);
 }
 
 // Writes what finds the last message of the user, and the system's messages before it.
@@ -703,6 +777,7 @@ void chat_print_template(const ChatFormat* f, const char* bos, const char* eos, 
     }
     chat_print_layout_(&p, f->has_bos ? CHAT_BOS : "");
     chat_print_layout_(&p, f->layout->start ? f->layout->start : "");
+    chat_print_opening_(&p);
     fputs("{% for m in messages %}{% if m['role'] == 'system' %}", file);
     fputs(is_late ? "{% if loop.index0 > ns.last %}" : "", file);
     chat_print_system_(&p);
