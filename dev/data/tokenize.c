@@ -584,11 +584,11 @@ static void date_chats(Run* run) {
     const char* date = run->options.chat_date;
     char today[DATE_BYTES];
     date_today(today);
-    if (run->bpe.card.chat.has_date && !date[0]) {
+    if (chat_has_date(&run->bpe) && !date[0]) {
         die_usage("--tokenizer %s: its chat_template prints today's date; wanted --chat-date %s, for example",
                   run->options.tokenizer, today);
     }
-    if (date[0] && (!date_is(date) || !run->bpe.card.chat.has_date)) {
+    if (date[0] && (!date_is(date) || !chat_has_date(&run->bpe))) {
         die_usage("--chat-date %s; wanted %s", date,
                   date_is(date) ? "none: no chat_template prints the date" : "a date, YYYY-MM-DD");
     }

@@ -41,6 +41,7 @@ MARKS = ["<|im_start|>", "<|im_end|>", "<|im_sep|>", "[INST]", "[/INST]", "[SYST
          "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|system|>",
          "<|user|>", "<|assistant|>", "<|end|>", "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>",
          "[|system|]", "[|user|]", "[|assistant|]", "[|endofturn|]", *DEEPSEEK]
+HARMONY = ["<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"]
 # name: tokenizer, start token, whether the marks are special tokens
 VOCABULARIES = {"qwen2": ("<|endoftext|>", True), "llama3": ("<|begin_of_text|>", True), "smollm2": ("<|endoftext|>", False)}
 
@@ -59,6 +60,20 @@ def turns(before, roles, after, end, answer_end=None, trim="", bos="", tail="", 
     if isinstance(answer_end, tuple):
         text += f"{{{{ {answer_end[1]} }}}}"
     return text + f"{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}{{{{ {quoted(prompt)} }}}}{{% else %}}{tail}{{% endif %}}"
+
+
+def harmony(name, effort, after):
+    """`after`: what stands behind the first message of the system. The opening is a macro, as in the published template."""
+    return ("{% macro opening(name, effort='" + effort + "') %}{{ name + '\\nKnowledge cutoff: 2024-06\\nCurrent date: ' + strftime_now('%Y-%m-%d') }}"
+            "{{ '\\n\\nReasoning: ' + effort + '\\n\\n# Valid channels: analysis, commentary, final. Channel must be included for every message.' }}"
+            "{% endmacro %}{{ '<|start|>system<|message|>' + opening('" + name + "') + '<|end|>' }}{% for m in messages %}"
+            "{% if m['role'] == 'system' %}{{ '<|start|>developer<|message|># Instructions\\n\\n' + m['content'] }}"
+            "{% if loop.first %}{{ '" + after + "' }}{% endif %}{{ '<|end|>' }}"
+            "{% elif m['role'] == 'user' %}{{ '<|start|>user<|message|>' + m['content'] + '<|end|>' }}"
+            "{% else %}{{ '<|start|>assistant' }}{% generation %}{{ '<|channel|>final<|message|>' + m['content'] }}"
+            "{% if loop.last and not add_generation_prompt %}{{ '<|return|>' }}{% endif %}{% endgeneration %}"
+            "{% if not loop.last or add_generation_prompt %}{{ '<|end|>' }}{% endif %}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}")
 
 
 def quoted(text):
@@ -214,6 +229,8 @@ TEMPLATES = {
                  f"{{% elif m['role'] == 'user' %}}{{{{ '{DEEPSEEK[0]}' + m['content'] }}}}{{% else %}}{{{{ '{DEEPSEEK[1]}' }}}}"
                  f"{{% generation %}}{{{{ m['content'] + '{DEEPSEEK[2]}' }}}}{{% endgeneration %}}{{% endif %}}{{% endfor %}}"
                  f"{{% if add_generation_prompt %}}{{{{ '{DEEPSEEK[1]}' }}}}{{% endif %}}"),
+    "harmony": ("harmony", harmony("You are ChatGPT, a large language model trained by OpenAI.", "medium", "")),
+    "harmony of another name": ("harmony", harmony("You are Ada.", "low", "\\n\\n")),
 }
 CONTENTS = ["", " ", "\n", "\t\n ", "  a blank before", "blanks after \n", "\n\nlines\n\n", "Hello!", "What is 2 + 3?", "5.",
             "caf\u00e9 na\u00efve", "e\u0301 is two characters", "\u0301 starts with half a character", "\u4f60\u597d\uff0c\u4e16\u754c", "\u00a0no-break\u2003",
@@ -314,7 +331,7 @@ def main():
     (OUT / "templates.json").write_text(json.dumps({name: {"format": word, "template": text} for name, (word, text) in TEMPLATES.items()}, indent=1))
     for name, (start, has_marks) in VOCABULARIES.items():
         tokenizer = Tokenizer.from_file(str(FIXTURES / "tokenizers" / f"{name}.json"))
-        tokenizer.add_special_tokens([EOS, *([*MARKS, "[gMASK]", "<sop>"] if has_marks else [])])
+        tokenizer.add_special_tokens([EOS, *([*MARKS, "[gMASK]", "<sop>", *HARMONY] if has_marks else [])])
         tokenizer.save(str(OUT / f"{name}.json"), pretty=False)
         made = {}
         for title, (_, template) in TEMPLATES.items():

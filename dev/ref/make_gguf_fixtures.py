@@ -30,7 +30,7 @@ def tensors():
         ("blk.0.attn_output", C, C, Type.Q4_0),
         ("blk.0.ffn_norm", 0, C, Type.F32),
         ("blk.0.ffn_gate", F, C, Type.Q4_0),
-        ("blk.0.ffn_up", F, C, Type.Q8_0),
+        ("blk.0.ffn_up", F, C, Type.MXFP4),
         ("blk.0.ffn_down", C, F, Type.Q4_0),
         ("output_norm", 0, C, Type.F32),
     ]

@@ -318,15 +318,48 @@ static void gguf_put_layers_(GgufWriter* w) {
     }
 }
 
+// Writes the numbers of a list.
+static void gguf_put_wholes_(GgufWriter* w, const int* numbers, int count) {
+    gguf_put_u32_(w, GGUF_U32);
+    gguf_put_u64_(w, (uint64_t)count);
+    for (int i = 0; i < count; i++) {
+        gguf_put_u32_(w, (uint32_t)numbers[i]);
+    }
+}
+
+// Writes the heads of keys of each layer.
+static void gguf_put_keys_of_(GgufWriter* w, int keys) {
+    int heads[MODEL_MAX_LAYERS];
+    for (int l = 0; l < w->cfg.L; l++) {
+        heads[l] = layer_is_in(w->cfg.mixed, l) ? 0 : keys;
+    }
+    gguf_put_wholes_(w, heads, w->cfg.L);
+}
+
+static GgufType gguf_key_type_(const GgufWriter* w, GgufKeyKind kind) {
+    switch (kind) {
+    case GGUF_WHOLE:
+        return GGUF_U32;
+    case GGUF_REAL:
+        return GGUF_FLOAT;
+    case GGUF_SWITCH:
+        return GGUF_BOOL;
+    case GGUF_SCALING:
+        return GGUF_STRING;
+    case GGUF_KEYS_OF:
+        return gguf_archs[w->cfg.arch].mixed == GGUF_MIXED_KEYS ? GGUF_ARRAY : GGUF_U32;
+    case GGUF_LAYERS:
+    case GGUF_SECTIONS:
+        break;
+    }
+    return GGUF_ARRAY;
+}
+
 static void gguf_put_value_(GgufWriter* w, const GgufKey* key, double value) {
-    static const GgufType types[] = {[GGUF_WHOLE] = GGUF_U32,
-                                     [GGUF_REAL] = GGUF_FLOAT,
-                                     [GGUF_SWITCH] = GGUF_BOOL,
-                                     [GGUF_SCALING] = GGUF_STRING,
-                                     [GGUF_LAYERS] = GGUF_ARRAY};
+    const GgufType type = gguf_key_type_(w, key->kind);
     const float real = (float)value;
     const char is_on = value != 0;
-    gguf_key_(w, gguf_own_key_(w, key->key).text, types[key->kind]);
+    gguf_key_(w, gguf_own_key_(w, key->key).text, type);
     switch (key->kind) {
     case GGUF_WHOLE:
         gguf_put_u32_(w, (uint32_t)value);
@@ -344,6 +377,19 @@ static void gguf_put_value_(GgufWriter* w, const GgufKey* key, double value) {
     }
     case GGUF_LAYERS:
         gguf_put_layers_(w);
+        break;
+    case GGUF_KEYS_OF:
+        if (type == GGUF_U32) {
+            gguf_put_u32_(w, (uint32_t)value);
+        } else {
+            gguf_put_keys_of_(w, (int)value);
+        }
+        break;
+    case GGUF_SECTIONS: {
+        const int n = (int)value,
+                  sections[] = {gguf_section(n, 0), gguf_section(n, 1), gguf_section(n, 2), 0};
+        gguf_put_wholes_(w, sections, 4);
+    }
     }
 }
 
@@ -387,8 +433,8 @@ static void gguf_put_pairs_(GgufWriter* w, const GgufModel* model) {
 // ---- tensors ----
 
 static SafeTensorsDtype gguf_type_(const TensorRow* row, size_t cols, GgufDtype dtype) {
-    if (file_is_vector(row) || row->kind == KIND_ROUTER || strcmp(row->name, "wpe") == 0 ||
-        dtype == GGUF_F32) {
+    if (row->kind == KIND_VECTOR || row->kind == KIND_FIXED || row->kind == KIND_ROUTER ||
+        strcmp(row->name, "wpe") == 0 || dtype == GGUF_F32) {
         return SAFETENSORS_F32;
     }
     if (dtype == GGUF_Q8_0 && quantized_fits(cols)) {
@@ -397,15 +443,17 @@ static SafeTensorsDtype gguf_type_(const TensorRow* row, size_t cols, GgufDtype 
     return dtype == GGUF_BF16 ? SAFETENSORS_BF16 : SAFETENSORS_F16;
 }
 
-// Tensors are described as those of safetensors.h: (rows), (rows, cols), or (experts, rows, cols).
+// Tensors are described as those of safetensors.h: (rows), (rows, cols), or one of these for each
+// expert.
 static SafeTensorsView gguf_view_(const GgufWriter* w, const FileTensor* tensor, const TensorRow* row) {
     const FileLines lines = file_tensor_lines(tensor, row, w->cfg, 0);
     const int is_vector = file_is_vector(row), is_by_head = file_tensor_is_by_head(tensor),
               has_stack = is_by_head || file_tensor_is_of_expert(tensor);
     SafeTensorsView view = {.dtype = gguf_type_(row, lines.width, w->dtype),
-                            .ndim = is_vector ? 1 : 2 + has_stack};
+                            .ndim = 2 - is_vector + has_stack};
     const size_t stack = (size_t)(is_by_head ? w->cfg.NH : row->experts),
-                 shape[] = {stack, is_by_head ? lines.count / stack : lines.count, lines.width};
+                 count = file_tensor_is_half(tensor) ? 2 * lines.count : lines.count,
+                 shape[] = {stack, is_by_head ? count / stack : count, lines.width};
     memcpy(view.shape, shape + (has_stack ? 0 : 1), (size_t)view.ndim * sizeof(size_t));
     safetensors_set_sizes(&view);
     return view;
@@ -435,6 +483,12 @@ static void gguf_put_info_(GgufWriter* w, const char* name, const SafeTensorsVie
     w->tensors++;
 }
 
+// Returns for how many layers the file has a tensor. Gates are written with the queries.
+static int gguf_layers_(const GgufWriter* w, const FileTensor* tensor, const TensorRow* rows) {
+    const int is_written = tensor->form != FILE_GATES;
+    return is_written ? file_tensor_layers(tensor, tensor->gguf_name, rows, w->cfg.arch) : 0;
+}
+
 static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     const FileTensor* tensors = file_tensors();
     const SafeTensorsView factors = gguf_factors_view_(w->cfg);
@@ -443,7 +497,7 @@ static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     }
     for (const FileTensor* t = tensors; t < tensors + FILE_TENSOR_ROWS; t++) {
         const SafeTensorsView view = gguf_view_(w, t, &rows[t->row]);
-        for (int n = 0; n < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch); n++) {
+        for (int n = 0; n < gguf_layers_(w, t, rows); n++) {
             const int l = tensor_layer(&rows[t->row], n);
             gguf_put_info_(w, file_tensor_name(t->gguf_name, l, 0).text, &view);
         }
@@ -489,32 +543,38 @@ static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t 
     }
 }
 
-// Sets `line` to line i of a tensor, or of an expert in it: `x` is the first in memory.
-static void gguf_take_line_(float* line, const GgufWriter* w, const FileTensor* tensor, const float* x,
-                            size_t width, size_t i) {
-    if (tensor->form == FILE_HEAD_KEYS) {
-        for (size_t j = 0; j < width; j++) {
-            line[j] = x[file_key_element(w->cfg, i, j)];
-        }
-    } else {
-        const size_t at = file_tensor_line(tensor, gguf_archs[w->cfg.arch].order, w->cfg, i) * width;
-        memcpy(line, x + at, width * sizeof(float));
+// Sets `out` to line i of a tensor, of the lines `from` in memory. Norms have what the model adds to
+// their weights: llama.cpp multiplies by the sum.
+static void gguf_take_line_(const GgufWriter* w, const FileTensor* tensor, const TensorRow* row,
+                            FileLines lines, size_t i, const float* from, float* out) {
+    const ModelConfig cfg = w->cfg;
+    const float offset = row->init == INIT_ONE ? model_norm_offset(cfg) : 0;
+    const float* line = from + file_tensor_line(tensor, gguf_order(cfg), cfg, lines.count, i) * lines.width;
+    for (size_t col = 0; col < lines.width; col++) {
+        out[col] = tensor->form == FILE_VALUE_COLS  ? line[file_value_line(cfg, lines.width, col)]
+                   : tensor->form == FILE_HEAD_KEYS ? from[file_key_element(cfg, i, col)]
+                                                    : line[col];
     }
+    out[0] = offset != 0 ? out[0] + offset : out[0]; // a norm's lines have one element
+    out[0] = tensor->form == FILE_DECAY ? (float)-exp((double)out[0]) : out[0];
 }
 
-// Writes the lines of a tensor, or of an expert in it, from the parameter that holds them. Norms
-// have what the model adds to their weights: llama.cpp multiplies by the sum.
-static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char* name, FileLines lines,
-                            const TensorRow* row, const float* parameter) {
+// Writes the lines of a tensor, or of an expert in it, from the parameter that holds them; of one
+// with gates those of a head in turns.
+static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char* name, int expert,
+                            const TensorRow* rows, const float* group) {
+    const TensorRow* row = &rows[tensor->row];
+    const FileLines lines = file_tensor_lines(tensor, row, w->cfg, expert);
     const SafeTensorsDtype type = gguf_type_(row, lines.width, w->dtype);
-    const float offset = row->init == INIT_ONE ? model_norm_offset(w->cfg) : 0;
-    const float* x = parameter + lines.first * lines.width;
+    const size_t halves = 1 + (size_t)file_tensor_is_half(tensor), HS = (size_t)model_head_size(w->cfg),
+                 turn = halves == 1 ? lines.count : HS;
     float* line = (float*)check_alloc(2 * lines.width, sizeof(float), w->file.path);
     unsigned char* bytes = (unsigned char*)(line + lines.width);
-    for (size_t i = 0; i < lines.count; i++) {
-        gguf_take_line_(line, w, tensor, x, lines.width, i);
-        gguf_check_(w, name, line, i * lines.width, lines.width, type);
-        line[0] = offset != 0 ? line[0] + offset : line[0]; // a norm's lines have one element
+    for (size_t n = 0; n < halves * lines.count; n++) {
+        const size_t h = n / turn % halves, i = n / turn / halves * turn + n % turn;
+        const float* x = (const float*)tensor_in_group(&rows[tensor[h].row], group);
+        gguf_take_line_(w, &tensor[h], row, lines, i, x + lines.first * lines.width, line);
+        gguf_check_(w, name, line, n * lines.width, lines.width, type);
         if (type != SAFETENSORS_F32) {
             gguf_convert_(bytes, line, lines.width, type);
         }
@@ -525,11 +585,11 @@ static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char*
 }
 
 // Writes a tensor, and zeros up to the next.
-static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, const TensorRow* row, int l,
-                             const float* parameter) {
+static void gguf_put_tensor_(GgufWriter* w, const FileTensor* tensor, const TensorRow* rows, int l,
+                             const float* group) {
     const FileTensorName name = file_tensor_name(tensor->gguf_name, l, 0);
-    for (int e = 0; e < row->experts; e++) {
-        gguf_put_lines_(w, tensor, name.text, file_tensor_lines(tensor, row, w->cfg, e), row, parameter);
+    for (int e = 0; e < rows[tensor->row].experts; e++) {
+        gguf_put_lines_(w, tensor, name.text, e, rows, group);
     }
     gguf_pad_(w);
 }
@@ -566,13 +626,12 @@ void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
         const TensorRow* row = &rows[t->row];
         const SafeTensorsView view = gguf_view_(w, t, row);
         assert(row->element_bytes == sizeof(float));
-        for (int n = 0; n < file_tensor_layers(t, t->gguf_name, rows, w->cfg.arch);
-             n++, begin += gguf_room_(&view)) {
+        for (int n = 0; n < gguf_layers_(w, t, rows); n++, begin += gguf_room_(&view)) {
             const int l = tensor_layer(row, n);
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);
-                gguf_put_tensor_(w, t, row, l, (const float*)tensor_in_group(row, group));
+                gguf_put_tensor_(w, t, rows, l, (const float*)group);
             }
         }
     }

@@ -23,6 +23,10 @@ typedef enum { GGUF_ROPE_SAME, GGUF_ROPE_OWN, GGUF_ROPE_UNSCALED } GgufWindowRop
 // Output layer: may be a matrix of its own; must be; cannot be.
 typedef enum { GGUF_HEAD_ANY, GGUF_HEAD_OWN, GGUF_HEAD_TIED } GgufHead;
 
+// Layers without attention: there are none; all but every n-th one (full_attention_interval); those
+// with 0 heads of keys.
+typedef enum { GGUF_MIXED_NONE, GGUF_MIXED_EVERY, GGUF_MIXED_KEYS } GgufMixed;
+
 // Architecture, and what its loader demands.
 typedef struct {
     const char* name; // NULL: not known
@@ -38,9 +42,19 @@ typedef struct {
     // only models of so many layers have them; 0: those with a window, -1: all
     int windows_from_layers;
     int large_layers; // a model of so many layers divides scores by sqrt(C / NH), not by sqrt(HS)
+    GgufMixed mixed;
 } GgufArch;
 
 extern const GgufArch gguf_archs[ARCH_COUNT];
+
+// Returns the order of lines in its files.
+static inline FileOrder gguf_order(ModelConfig cfg) {
+    const FileOrder order = {gguf_archs[cfg.arch].order, 1};
+    return order;
+}
+
+// Returns n if every n-th layer has attention, and no others; 0: they are others, or all have.
+int gguf_attention_every(ModelConfig cfg);
 
 // Returns n if in llama.cpp every n-th layer of such a model has no window and all others have it;
 // 0: it computes the model without windows.
@@ -106,11 +120,26 @@ const GgufArch gguf_archs[ARCH_COUNT] = {
                        .full_every = 4, .windows_from_layers = 64},
     [ARCH_PHI3] =     {.name = "phi3", .fills_channels = 1, .has_longrope = 1},
     [ARCH_GLM4] =     {.name = "glm4", .order = ORDER_PAIRS},
-    [ARCH_QWEN35] =   {.name = NULL},
-    [ARCH_LFM2] =     {.name = NULL},
+    [ARCH_GPTOSS] =   {.name = "gpt-oss", .head = GGUF_HEAD_OWN, .full_every = 2,
+                       .windows_from_layers = -1},
+    [ARCH_QWEN35] =   {.name = "qwen35", .mixed = GGUF_MIXED_EVERY},
+    [ARCH_LFM2] =     {.name = "lfm2", .fills_channels = 1, .mixed = GGUF_MIXED_KEYS},
     [ARCH_DEEPSEEK3] = {.name = "deepseek2", .order = ORDER_PAIRS},
 };
 // clang-format on
+
+int gguf_attention_every(ModelConfig cfg) {
+    int every = 1;
+    while (every <= cfg.L && layer_is_in(cfg.mixed, every - 1)) {
+        every++;
+    }
+    for (int l = 0; l < cfg.L; l++) {
+        if (layer_is_in(cfg.mixed, l) != ((l + 1) % every != 0)) {
+            return 0;
+        }
+    }
+    return every;
+}
 
 int gguf_full_every(ModelConfig cfg) {
     const GgufArch* arch = &gguf_archs[cfg.arch];
@@ -223,6 +252,21 @@ static int gguf_check_scores_(ModelConfig cfg, char* error) {
     return 1;
 }
 
+// Returns 1 if llama.cpp has such layers without attention.
+static int gguf_check_mixed_(ModelConfig cfg, char* error) {
+    const GgufArch* arch = &gguf_archs[cfg.arch];
+    if (arch->mixed == GGUF_MIXED_EVERY && gguf_attention_every(cfg) == 0) {
+        return error_set(error, "--export-gguf",
+                         "in llama.cpp every n-th layer of %s has attention, and no others; --out DIR works",
+                         arch->name);
+    }
+    const ModelMixer m = cfg.mixer;
+    return m.key_size == m.value_size ||
+           error_set(error, "--export-gguf",
+                     "llama.cpp's %s has keys and values of the same size, not of %d and %d; --out DIR works",
+                     arch->name, m.key_size, m.value_size);
+}
+
 int gguf_check(ModelConfig cfg, char* error) {
     const GgufArch* arch = &gguf_archs[cfg.arch];
     const char* word = model_architecture(cfg.arch)->word;
@@ -256,7 +300,8 @@ int gguf_check(ModelConfig cfg, char* error) {
         return error_set(error, "--export-gguf", "%d groups of experts are not written; --out DIR works",
                          cfg.expert_groups);
     }
-    return gguf_check_latent_(cfg, error) && gguf_check_scores_(cfg, error) && gguf_check_rope_(cfg, error);
+    return gguf_check_latent_(cfg, error) && gguf_check_scores_(cfg, error) && gguf_check_rope_(cfg, error) &&
+           gguf_check_mixed_(cfg, error);
 }
 
 #endif // GGUF_ARCH_IMPLEMENTATION

@@ -76,6 +76,70 @@ static double gguf_layers_of_(const GgufPair* pair, int every) {
     return !pair->is_list ? gguf_number(pair, 0) : !any ? 0 : is_own ? every : (double)NAN;
 }
 
+// Returns the heads of keys of the layers that have any; NAN: they have others.
+static double gguf_keys_of_(const GgufPair* pair, GgufMixed mixed) {
+    double most = 0;
+    for (size_t l = 0; l < pair->count; l++) {
+        most = fmax(most, gguf_number(pair, l));
+    }
+    for (size_t l = 0; l < pair->count; l++) {
+        const double keys = gguf_number(pair, l);
+        most = keys == most || (keys == 0 && mixed == GGUF_MIXED_KEYS) ? most : (double)NAN;
+    }
+    return most;
+}
+
+// Returns the pairs that turn; NAN: some of them by a position that text does not have.
+static double gguf_pairs_of_(const GgufPair* pair) {
+    double pairs = 0;
+    int is_own = pair->count == 4;
+    for (size_t i = 0; i < pair->count; i++) {
+        pairs += gguf_number(pair, i);
+    }
+    for (int i = 0; i < 4 && is_own && pairs < 1 << 16; i++) {
+        is_own = gguf_number(pair, (size_t)i) == gguf_section((int)pairs, i);
+    }
+    return is_own ? pairs : (double)NAN;
+}
+
+// Returns the value of a key; NAN: it is not one that is wanted.
+static double gguf_value_of_(const GgufKey* key, const GgufPair* pair, const GgufArch* arch) {
+    switch (key->kind) {
+    case GGUF_WHOLE:
+    case GGUF_REAL:
+    case GGUF_SWITCH:
+        break;
+    case GGUF_SCALING:
+        return gguf_scaling_of_(pair);
+    case GGUF_LAYERS:
+        return gguf_layers_of_(pair, arch->full_every);
+    case GGUF_KEYS_OF:
+        return gguf_keys_of_(pair, arch->mixed);
+    case GGUF_SECTIONS:
+        return gguf_pairs_of_(pair);
+    }
+    return pair->is_list ? (double)NAN : gguf_number(pair, 0);
+}
+
+// Returns what is wanted of a key.
+static const char* gguf_wanted_(GgufKeyKind kind) {
+    switch (kind) {
+    case GGUF_WHOLE:
+    case GGUF_REAL:
+    case GGUF_SWITCH:
+        return "one number for all layers";
+    case GGUF_SCALING:
+        return "none, linear, yarn or longrope";
+    case GGUF_LAYERS:
+        return "windows in the layers that have them in llama.cpp";
+    case GGUF_KEYS_OF:
+        return "the same number for all layers with attention";
+    case GGUF_SECTIONS:
+        return "as many pairs by each of the first three positions";
+    }
+    return NULL;
+}
+
 static void gguf_read_value_(GgufConfig_* c, int i) {
     const GgufKey* key = &gguf_keys[i];
     const GgufPair* pair = gguf_own_pair_(c->f, c->name, key->key);
@@ -83,14 +147,8 @@ static void gguf_read_value_(GgufConfig_* c, int i) {
     if (!pair) {
         return;
     }
-    const double value = key->kind == GGUF_SCALING  ? gguf_scaling_of_(pair)
-                         : key->kind == GGUF_LAYERS ? gguf_layers_of_(pair, gguf_archs[c->arch].full_every)
-                         : pair->is_list            ? (double)NAN
-                                                    : gguf_number(pair, 0);
-    CHECK(isfinite(value), "%s: %s: wanted %s", c->f->path, pair->name,
-          key->kind == GGUF_SCALING  ? "none, linear, yarn or longrope"
-          : key->kind == GGUF_LAYERS ? "windows in the layers that have them in llama.cpp"
-                                     : "one number for all layers");
+    const double value = gguf_value_of_(key, pair, &gguf_archs[c->arch]);
+    CHECK(isfinite(value), "%s: %s: wanted %s", c->f->path, pair->name, gguf_wanted_(key->kind));
     c->has[i] = 1;
     if (key->kind == GGUF_REAL) {
         *(float*)(void*)member = (float)value;
@@ -202,6 +260,33 @@ static void gguf_set_scaling_(const GgufConfig_* c, ModelConfig* cfg) {
 
 // ---- the configuration ----
 
+// Sets the layers without attention, and the sizes of their mixers.
+static void gguf_set_mixer_sizes_(const GgufConfig_* c, ModelConfig* cfg) {
+    const GgufValues* v = &c->found;
+    const GgufPair* keys = gguf_own_pair_(c->f, c->name, "attention.head_count_kv");
+    const int every = v->attention_every > 0 ? v->attention_every : 4; // llama.cpp's
+    const GgufMixed mixed = gguf_archs[c->arch].mixed;
+    if (mixed == GGUF_MIXED_EVERY) {
+        CHECK(cfg->mixer.value_heads > 0 && v->inner_size % cfg->mixer.value_heads == 0,
+              "%s: %s.ssm.inner_size is %d for %d heads, wanted a multiple", c->f->path, c->name,
+              v->inner_size, cfg->mixer.value_heads);
+        cfg->mixer.value_size = v->inner_size / cfg->mixer.value_heads;
+    } else {
+        cfg->mixer.taps = v->short_taps;
+    }
+    CHECK(mixed == GGUF_MIXED_EVERY || !keys || !keys->is_list || keys->count == (size_t)cfg->L,
+          "%s: %s.attention.head_count_kv has %zu layers, wanted %d", c->f->path, c->name, keys->count,
+          cfg->L);
+    for (int l = 0; l < cfg->L; l++) {
+        const int is_mixed = mixed == GGUF_MIXED_EVERY
+                                 ? (l + 1) % every != 0
+                                 : keys && keys->is_list && gguf_number(keys, (size_t)l) == 0;
+        if (is_mixed) {
+            layer_add(cfg->mixed, l);
+        }
+    }
+}
+
 // Sets the sizes that the keys give. GPT-2 implies the others.
 static void gguf_set_sizes_(const GgufConfig_* c, ModelConfig* cfg) {
     const GgufValues* v = &c->found;
@@ -236,6 +321,9 @@ static ModelConfig gguf_config_of_(const GgufConfig_* c) {
     char error[ERROR_BYTES];
     ModelConfig cfg;
     gguf_set_sizes_(c, &cfg);
+    if (arch->mixed != GGUF_MIXED_NONE && cfg.L <= MODEL_MAX_LAYERS) {
+        gguf_set_mixer_sizes_(c, &cfg);
+    }
     CHECK(model_check_config(cfg, c->f->path, error), "%s", error);
     if (c->arch != ARCH_GPT2) {
         gguf_set_scaling_(c, &cfg);

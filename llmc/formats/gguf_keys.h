@@ -20,7 +20,11 @@ typedef enum {
     GGUF_REAL,  // float
     GGUF_SWITCH,
     GGUF_SCALING, // word of a RopeScalingKind
-    GGUF_LAYERS   // a truth value of each layer: has a window; n: all but every n-th
+    GGUF_LAYERS,  // a truth value of each layer: has a window; n: all but every n-th
+    GGUF_KEYS_OF, // a number; with GGUF_MIXED_KEYS one of each layer, 0 in those without attention
+    // how many of a number of pairs turn by each of four positions: a third by each of the first
+    // three, which are the same for text
+    GGUF_SECTIONS
 } GgufKeyKind;
 
 // Values of keys; 0: the file does not have it.
@@ -34,6 +38,9 @@ typedef struct {
     int expert_hidden, shared_experts, dense_layers;
     int gating; // 1: softmax, 2: sigmoid
     int gates_normed;
+    int inner_size; // values of all heads of the delta rule
+    int attention_every, short_taps;
+    int pairs; // that turn
 } GgufValues;
 
 typedef struct {
@@ -53,7 +60,7 @@ static const GgufKey gguf_keys[] = { // in the order of our files
     {"attention.head_count", GGUF_WHOLE, GGUF_MEMBER(cfg.NH), 0},
     {"attention.layer_norm_epsilon", GGUF_REAL, GGUF_MEMBER(layer_eps), 0},
     {"attention.layer_norm_rms_epsilon", GGUF_REAL, GGUF_MEMBER(cfg.norm_eps), 0},
-    {"attention.head_count_kv", GGUF_WHOLE, GGUF_MEMBER(cfg.KV), 0},
+    {"attention.head_count_kv", GGUF_KEYS_OF, GGUF_MEMBER(cfg.KV), 0},
     {"attention.key_length", GGUF_WHOLE, GGUF_MEMBER(cfg.HS), 0},
     {"attention.value_length", GGUF_WHOLE, GGUF_MEMBER(value_size), 0},
     {"attention.key_length_mla", GGUF_WHOLE, GGUF_MEMBER(key_size_mla), 0},
@@ -61,6 +68,7 @@ static const GgufKey gguf_keys[] = { // in the order of our files
     {"attention.q_lora_rank", GGUF_WHOLE, GGUF_MEMBER(cfg.latent.query_rank), 0},
     {"attention.kv_lora_rank", GGUF_WHOLE, GGUF_MEMBER(cfg.latent.rank), 0},
     {"rope.dimension_count", GGUF_WHOLE, GGUF_MEMBER(cfg.rope_dims), 0},
+    {"rope.dimension_sections", GGUF_SECTIONS, GGUF_MEMBER(pairs), 0},
     {"rope.freq_base", GGUF_REAL, GGUF_MEMBER(cfg.rope_base), 0},
     {"rope.freq_base_swa", GGUF_REAL, GGUF_MEMBER(cfg.window_rope_base), 0},
     {"rope.scaling.type", GGUF_SCALING, GGUF_MEMBER(cfg.scaling.kind), 0},
@@ -80,6 +88,13 @@ static const GgufKey gguf_keys[] = { // in the order of our files
     {"expert_weights_scale", GGUF_REAL, GGUF_MEMBER(cfg.router_factor), 0},
     {"expert_shared_count", GGUF_WHOLE, GGUF_MEMBER(shared_experts), 0},
     {"leading_dense_block_count", GGUF_WHOLE, GGUF_MEMBER(dense_layers), FAMILY_SHARED},
+    {"full_attention_interval", GGUF_WHOLE, GGUF_MEMBER(attention_every), 0},
+    {"ssm.conv_kernel", GGUF_WHOLE, GGUF_MEMBER(cfg.mixer.taps), 0},
+    {"ssm.state_size", GGUF_WHOLE, GGUF_MEMBER(cfg.mixer.key_size), 0},
+    {"ssm.group_count", GGUF_WHOLE, GGUF_MEMBER(cfg.mixer.key_heads), 0},
+    {"ssm.time_step_rank", GGUF_WHOLE, GGUF_MEMBER(cfg.mixer.value_heads), 0},
+    {"ssm.inner_size", GGUF_WHOLE, GGUF_MEMBER(inner_size), 0},
+    {"shortconv.l_cache", GGUF_WHOLE, GGUF_MEMBER(short_taps), 0},
     {"attention.scale", GGUF_REAL, GGUF_MEMBER(cfg.attention_scale), 0},
     {"embedding_scale", GGUF_REAL, GGUF_MEMBER(cfg.embedding_factor), 0},
     {"residual_scale", GGUF_REAL, GGUF_MEMBER(cfg.residual_factor), 0},
@@ -165,6 +180,25 @@ static inline void gguf_set_experts_(GgufValues* v, ModelConfig cfg) {
     v->shared_experts = cfg.Fs / model_expert_hidden(cfg);
 }
 
+// Returns the pairs that turn by position i of GGUF_SECTIONS.
+static inline int gguf_section(int pairs, int i) { return i < 3 ? (pairs + 2 - i) / 3 : 0; }
+
+static inline void gguf_set_mixer_(GgufValues* v, ModelConfig cfg) {
+    switch (model_mixer(cfg)) {
+    case MIXER_NONE:
+        break;
+    case MIXER_DELTA:
+        v->cfg.mixer = cfg.mixer;
+        v->inner_size = cfg.mixer.value_heads * cfg.mixer.value_size;
+        v->attention_every = gguf_attention_every(cfg);
+        v->pairs = model_rope_dims(cfg) / 2;
+        break;
+    case MIXER_CONV:
+        v->short_taps = cfg.mixer.taps;
+        break;
+    }
+}
+
 // Returns the values of a model's file.
 static inline GgufValues gguf_values(ModelConfig cfg) {
     const Architecture* kinds = model_architecture(cfg.arch);
@@ -181,6 +215,7 @@ static inline GgufValues gguf_values(ModelConfig cfg) {
     if (kinds->router != ROUTER_NONE) {
         gguf_set_experts_(&v, cfg);
     }
+    gguf_set_mixer_(&v, cfg);
     if (FAMILY_GRANITE >> cfg.arch & 1) { // all four must be there
         v.cfg.attention_scale =
             cfg.attention_scale > 0 ? cfg.attention_scale : 1 / sqrtf((float)model_head_size(cfg));

@@ -46,6 +46,8 @@ int gguf_type_number(SafeTensorsDtype dtype) {
         return 8;
     case SAFETENSORS_BF16:
         return 30;
+    case SAFETENSORS_MXFP4:
+        return 39;
     default:
         return -1;
     }
@@ -57,11 +59,12 @@ static SafeTensorsDtype gguf_dtype_(const GgufFile* f, const char* tensor, uint6
         "Q3_K",  "Q4_K",   "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
         "IQ2_S", "IQ4_XS", "I8",   "I16",  "I32",  "I64",     "F64",    "IQ1_M",   "BF16"};
     int dtype = 0;
-    while (dtype <= SAFETENSORS_Q4_0 && gguf_type_number((SafeTensorsDtype)dtype) != (int)type) {
+    while (dtype < SAFETENSORS_ALL_DTYPES && gguf_type_number((SafeTensorsDtype)dtype) != (int)type) {
         dtype++;
     }
-    CHECK(dtype <= SAFETENSORS_Q4_0,
-          "%s: tensor %s is %s (type %d), wanted F32, F16, BF16, Q8_0 or Q4_0; llama.cpp's llama-quantize "
+    CHECK(dtype < SAFETENSORS_ALL_DTYPES,
+          "%s: tensor %s is %s (type %d), wanted F32, F16, BF16, Q8_0, Q4_0 or MXFP4; llama.cpp's "
+          "llama-quantize "
           "--allow-requantize writes these",
           f->path, tensor, type < sizeof(names) / sizeof(names[0]) ? names[type] : "not known", (int)type);
     return (SafeTensorsDtype)dtype;

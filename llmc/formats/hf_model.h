@@ -14,8 +14,8 @@ vocabulary has no padding there: writing drops it, and reading sets it to zero. 
 config.json does not account for is refused by name; heads for other tasks are ignored with a note
 on stderr.
 
-GGUF has the matrices as ours, other names and another order of channels, and the sum where a norm
-adds a number to its weights.
+GGUF has the matrices as ours, other names and another order of channels and of heads of values,
+the sum where a norm adds a number to its weights, and decays in the place of their logarithms.
 
 Models are read in fp32, fp16 or bf16, with and without the prefix of their names, into fp32,
 exactly. Experts of gpt-oss may also be in MXFP4 (mxfp4.h), as *_blocks and *_scales, which are not
@@ -198,10 +198,16 @@ static FileLines hf_lines_(const HfTensor_* t, ModelConfig cfg) {
     return file_tensor_lines(t->tensor, t->row, cfg, t->expert);
 }
 
-static HeadOrder hf_order_(const HfTensor_* t, ModelConfig cfg) {
-    return t->format == HF_GGUF   ? gguf_archs[cfg.arch].order
-           : cfg.latent.in_halves ? ORDER_HALVES
-                                  : hf_families[cfg.arch].order;
+static FileOrder hf_order_(const HfTensor_* t, ModelConfig cfg) {
+    return t->format == HF_GGUF   ? gguf_order(cfg)
+           : cfg.latent.in_halves ? (FileOrder){ORDER_HALVES, 0}
+                                  : (FileOrder){hf_families[cfg.arch].order, 0};
+}
+
+// Returns the line in memory for line i of the file.
+static size_t hf_memory_line_(const HfTensor_* t, ModelConfig cfg, size_t i) {
+    const FileLines lines = hf_lines_(t, cfg);
+    return lines.first + file_tensor_line(t->tensor, hf_order_(t, cfg), cfg, lines.count, i);
 }
 
 static int hf_is_turned_(const HfTensor_* t) {
@@ -222,7 +228,7 @@ static HfShape_ hf_shape_(const HfTensor_* t, ModelConfig cfg) {
         return is_vector ? (HfShape_){2, {experts, lines.count}}
                          : (HfShape_){3, {experts, lines.width, lines.count}};
     }
-    if (t->tensor->form == FILE_TAPS) {
+    if (t->tensor->form == FILE_TAPS && t->format != HF_GGUF) {
         return (HfShape_){3, {lines.count, 1, lines.width}};
     }
     if (file_tensor_is_half(t->tensor)) {
@@ -233,9 +239,12 @@ static HfShape_ hf_shape_(const HfTensor_* t, ModelConfig cfg) {
         return (HfShape_){3, {NH, lines.count / NH, lines.width}};
     }
     const int is_of_all = t->format == HF_GGUF && file_tensor_is_of_expert(t->tensor);
+    if (is_of_all) {
+        return is_vector ? (HfShape_){2, {experts, lines.count}}
+                         : (HfShape_){3, {experts, lines.count, lines.width}};
+    }
     return is_vector          ? (HfShape_){1, {lines.count}}
            : hf_is_turned_(t) ? (HfShape_){2, {lines.width, lines.count}}
-           : is_of_all        ? (HfShape_){3, {experts, lines.count, lines.width}}
                               : (HfShape_){2, {lines.count, lines.width}};
 }
 
@@ -295,17 +304,31 @@ static void hf_write_turned_(SafeTensorsWriter* writer, HfTurned_ of, const char
     }
 }
 
-// True for tensors whose lines have an order of their own.
+// True for tensors that are read and written line by line: these have an order of their own.
 static int hf_has_lines_(const HfTensor_* t) {
-    return t->tensor->form >= FILE_HEADS && t->tensor->form <= FILE_GATES;
+    switch (t->tensor->form) {
+    case FILE_HEADS:
+    case FILE_QKV:
+    case FILE_QUERIES:
+    case FILE_GATES:
+        return 1;
+    case FILE_TAPS:
+    case FILE_VALUES:
+    case FILE_VALUE_COLS:
+    case FILE_DECAY:
+        return t->format == HF_GGUF;
+    case FILE_PLAIN:
+    case FILE_CONV1D:
+    case FILE_STACK:
+        break;
+    }
+    return 0;
 }
 
 static void hf_write_line_(SafeTensorsWriter* writer, const HfTensor_* t, ModelConfig cfg, const char* layer,
                            size_t i) {
-    const FileLines lines = hf_lines_(t, cfg);
-    const size_t line = lines.first + file_tensor_line(t->tensor, hf_order_(t, cfg), cfg, i),
-                 line_bytes = lines.width * t->row->element_bytes;
-    safetensors_write_raw(writer, layer + line * line_bytes, line_bytes);
+    const size_t line_bytes = hf_lines_(t, cfg).width * t->row->element_bytes;
+    safetensors_write_raw(writer, layer + hf_memory_line_(t, cfg, i) * line_bytes, line_bytes);
 }
 
 // Writes a tensor of two parameters: of each head the rows of queries, then those of gates, whose
@@ -332,7 +355,7 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const HfTensor_* t, Model
     for (int e = 0; e < t->row->experts && hf_is_turned_(t); e++) {
         hf_write_turned_(writer, hf_turned_(t, cfg, e), layer, t->row->element_bytes, chunk);
     }
-    if (t->tensor->form == FILE_PLAIN || t->tensor->form == FILE_TAPS) {
+    if (!hf_is_turned_(t) && !hf_has_lines_(t)) {
         safetensors_write_raw(writer, first, lines.count * line_bytes);
     }
     for (size_t i = 0; i < lines.count && hf_has_lines_(t); i++) {
@@ -529,16 +552,26 @@ static HfRange_ hf_common_(HfRange_ a, HfRange_ b) {
     return (HfRange_){a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end};
 }
 
+// Sets a line in memory from line i of a file, of which lines in memory may have the columns in
+// another order.
+static void hf_read_line_(const SafeTensorsView* view, const HfTensor_* t, ModelConfig cfg, size_t i,
+                          float* line) {
+    const size_t width = hf_lines_(t, cfg).width, from = file_half_line(t->tensor, cfg, i) * width,
+                 n = t->tensor->form == FILE_VALUE_COLS ? (size_t)cfg.mixer.value_size : width;
+    for (size_t col = 0; col < width; col += n) {
+        hf_read_part_(view, from + col, n, line + (n < width ? file_value_line(cfg, width, col) : col));
+    }
+}
+
 // Sets elements of a layer from lines in the order of a file, one by one; whole lines that have any
 // of them.
 static void hf_read_heads_(const SafeTensorsView* view, const HfTensor_* t, ModelConfig cfg, float* layer,
                            HfRange_ range) {
     const FileLines lines = hf_lines_(t, cfg);
     for (size_t i = 0; i < lines.count; i++) {
-        const size_t line = file_tensor_line(t->tensor, hf_order_(t, cfg), cfg, i),
-                     at = (lines.first + line) * lines.width;
+        const size_t at = hf_memory_line_(t, cfg, i) * lines.width;
         if (at < range.end && range.first < at + lines.width) {
-            hf_read_part_(view, file_half_line(t->tensor, cfg, i) * lines.width, lines.width, layer + at);
+            hf_read_line_(view, t, cfg, i, layer + at);
         }
     }
 }
@@ -587,6 +620,11 @@ static void hf_read_layer_(const SafeTensorsView* view, const HfTensor_* t, Mode
     }
     for (size_t i = range.first; i < range.end && t->format == HF_GGUF && row->init == INIT_ONE; i++) {
         layer[i] -= model_norm_offset(cfg); // GGUF has the sum
+    }
+    for (size_t i = range.first; i < range.end && hf_has_lines_(t) && t->tensor->form == FILE_DECAY; i++) {
+        CHECK(layer[i] < 0, "%s: tensor %s has %g, wanted negative numbers", view->path, view->name,
+              (double)layer[i]);
+        layer[i] = (float)log(-(double)layer[i]);
     }
 }
 
@@ -694,7 +732,7 @@ static const SafeTensorsView* hf_find_whole_(const HfModel* model, const HfTenso
 // memory; GGUF has one such tensor for each part of an MLP.
 static SafeTensorsView hf_find_(const HfModel* model, const HfTensor_* t) {
     SafeTensorsView view = *hf_find_whole_(model, t);
-    if (view.ndim == 3 && t->tensor->form != FILE_STACK) {
+    if (view.ndim == 3 - file_is_vector(t->row) && file_tensor_is_of_expert(t->tensor)) {
         const FileLines lines = hf_lines_(t, model->cfg);
         const size_t first = t->format == HF_GGUF ? (size_t)t->expert * lines.count : lines.first;
         view.data += safetensors_bytes(view.dtype, first * lines.width);

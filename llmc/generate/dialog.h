@@ -96,6 +96,9 @@ void dialog_close(Dialog* dialog) {
 void dialog_reset(Dialog* dialog) { dialog_remove_(dialog, dialog->fixed, dialog->count); }
 
 void dialog_add(Dialog* dialog, ChatRole role, const char* text, size_t bytes) {
+    if (role == CHAT_ASSISTANT) { // as it was generated
+        chat_take_answer(&dialog->marks, &text, &bytes);
+    }
     char* copy = (char*)check_alloc(bytes + 1, 1, "message");
     memcpy(copy, text, bytes);
     dialog->messages =

@@ -46,7 +46,13 @@ typedef enum {
     // one tensor of two parameters: of each head the rows of queries, as FILE_HEADS, then of gates
     FILE_QUERIES,
     FILE_GATES,
-    FILE_TAPS // (rows, 1, cols): of a convolution of each channel alone
+    // FILE_VALUES of a convolution of each channel alone: (rows, 1, cols), in GGUF (rows, cols)
+    FILE_TAPS,
+    // lines of the delta rule's heads of values, perhaps after others. In memory the heads that
+    // share a key follow each other; GGUF has the first head of each key, then the second of each
+    FILE_VALUES,
+    FILE_VALUE_COLS, // so are the columns of a matrix
+    FILE_DECAY       // FILE_VALUES of the logarithm of a decay; GGUF has the decay, negative
 } FileForm;
 
 // Orders of the channels of a head that rotary positions turn in pairs.
@@ -55,6 +61,13 @@ typedef enum {
     ORDER_PAIRS,  // pair i is (2i, 2i + 1), as in memory
     ORDER_SWAPPED // pair i is (i + dims / 2, i): nanochat turns the other way round
 } HeadOrder;
+
+// Orders of the lines of a file: of the channels of a head, and of the heads of values of the delta
+// rule (FILE_VALUES), 1: GGUF's.
+typedef struct {
+    HeadOrder channels;
+    int values_by_turns;
+} FileOrder;
 
 // Sets of architectures.
 enum {
@@ -87,14 +100,15 @@ enum {
     FAMILY_DOWN = FAMILY_LLAMAS | FAMILY_SHARED | FAMILY_QWEN35,
     FAMILY_MOE = 1 << ARCH_QWEN3MOE | 1 << ARCH_OLMOE | FAMILY_SHARED,
     FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE | FAMILY_GPTOSS,
-    FAMILY_ROUTED = FAMILY_GLM | FAMILY_GPTOSS, // GGUF names the norm before experts otherwise
+    // GGUF has another name for the norm before the MLP
+    FAMILY_POST_NAMED = FAMILY_GLM | FAMILY_GPTOSS | FAMILY_QWEN35,
     FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS | FAMILY_GRANITE4 | FAMILY_HYBRID,
     // of norms and the heads' projection
     FAMILY_LLAMA_NAMES = FAMILY_ROPE & ~FAMILY_LFM2,
     FAMILY_QKV_APART = FAMILY_ROPE & ~FAMILY_PHI3 & ~FAMILY_DEEPSEEK, // a matrix each
     FAMILY_Q_ALONE = FAMILY_QKV_APART & ~FAMILY_QWEN35,
     // names of the norm before the MLP differ
-    FAMILY_FFN_NORM = FAMILY_LLAMA_NAMES & ~FAMILY_ROUTED & ~FAMILY_POST_NORM
+    FAMILY_FFN_NORM = FAMILY_LLAMA_NAMES & ~FAMILY_POST_NAMED & ~FAMILY_POST_NORM
 };
 
 typedef struct {
@@ -128,8 +142,8 @@ typedef struct {
   X(ROPE,     "model.embed_tokens.weight",                       "token_embd.weight",        wte,       ALL,  PLAIN) \
   X(LLAMA_NAMES, "model.layers.%d.input_layernorm.weight",       "blk.%d.attn_norm.weight",  ln1w,      ALL,  PLAIN) \
   X(Q_ALONE,  "model.layers.%d.self_attn.q_proj.weight",         "blk.%d.attn_q.weight",     qkvw,      Q,    HEADS) \
-  X(QWEN35,   "model.layers.%d.self_attn.q_proj.weight",          NULL,                       qkvw,      Q,    QUERIES) \
-  X(QWEN35,   "model.layers.%d.self_attn.q_proj.weight",          NULL,                       attgatew,  ALL,  GATES) \
+  X(QWEN35,   "model.layers.%d.self_attn.q_proj.weight",          "blk.%d.attn_q.weight",     qkvw,      Q,    QUERIES) \
+  X(QWEN35,   "model.layers.%d.self_attn.q_proj.weight",          "blk.%d.attn_q.weight",     attgatew,  ALL,  GATES) \
   X(QKV_APART, "model.layers.%d.self_attn.k_proj.weight",        "blk.%d.attn_k.weight",     qkvw,      K,    HEADS) \
   X(QKV_APART, "model.layers.%d.self_attn.v_proj.weight",        "blk.%d.attn_v.weight",     qkvw,      V,    PLAIN) \
   X(PHI3,     "model.layers.%d.self_attn.qkv_proj.weight",       "blk.%d.attn_qkv.weight",   qkvw,      ALL,  QKV)   \
@@ -151,7 +165,7 @@ typedef struct {
   X(LLAMA_NAMES, "model.layers.%d.self_attn.o_proj.weight",      "blk.%d.attn_output.weight", attprojw, ALL,  PLAIN) \
   X(FFN_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
   X(ROPE,     "model.layers.%d.self_attn.o_proj.bias",           "blk.%d.attn_output.bias",  attprojb,  ALL,  PLAIN) \
-  X(ROUTED,   "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln2w, ALL, PLAIN) \
+  X(POST_NAMED, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln2w, ALL, PLAIN) \
   X(POST_NORM, "model.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", ln1postw, ALL, PLAIN) \
   X(POST_NORM, "model.layers.%d.pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", ln2w,      ALL,  PLAIN) \
   X(POST_NORM, "model.layers.%d.post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", ln2postw, ALL, PLAIN) \
@@ -166,6 +180,12 @@ typedef struct {
   X(GPTOSS,   "model.layers.%d.mlp.experts.gate_up_proj_bias",   NULL,                       efcb,      TURNS, STACK) \
   X(GPTOSS,   "model.layers.%d.mlp.experts.down_proj",           NULL,                       efcprojw,  ALL,  STACK) \
   X(GPTOSS,   "model.layers.%d.mlp.experts.down_proj_bias",      NULL,                       efcprojb,  ALL,  STACK) \
+  X(GPTOSS,   NULL,                                              "blk.%d.ffn_gate_exps.weight", efcw,   GATE, PLAIN) \
+  X(GPTOSS,   NULL,                                              "blk.%d.ffn_gate_exps.bias", efcb,     GATE, PLAIN) \
+  X(GPTOSS,   NULL,                                              "blk.%d.ffn_up_exps.weight", efcw,     UP,   PLAIN) \
+  X(GPTOSS,   NULL,                                              "blk.%d.ffn_up_exps.bias",  efcb,      UP,   PLAIN) \
+  X(GPTOSS,   NULL,                                              "blk.%d.ffn_down_exps.weight", efcprojw, ALL, PLAIN) \
+  X(GPTOSS,   NULL,                                              "blk.%d.ffn_down_exps.bias", efcprojb, ALL,  PLAIN) \
   X(GATE_UP,  "model.layers.%d.mlp.gate_proj.weight",            "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
   X(GATE_UP,  "model.layers.%d.mlp.up_proj.weight",              "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
   X(GRANITE4, "model.layers.%d.shared_mlp.input_linear.weight",  NULL,                       fcw,       ALL,  PLAIN) \
@@ -186,27 +206,27 @@ typedef struct {
   X(SHARED,   "model.layers.%d.mlp.shared_experts.gate_proj.weight", "blk.%d.ffn_gate_shexp.weight", sfcw, GATE, PLAIN) \
   X(SHARED,   "model.layers.%d.mlp.shared_experts.up_proj.weight", "blk.%d.ffn_up_shexp.weight", sfcw,  UP,   PLAIN) \
   X(SHARED,   "model.layers.%d.mlp.shared_experts.down_proj.weight", "blk.%d.ffn_down_shexp.weight", sfcprojw, ALL, PLAIN) \
-  X(LFM2,     "model.layers.%d.operator_norm.weight",             NULL,                       ln1w,      ALL,  PLAIN) \
-  X(LFM2,     "model.layers.%d.self_attn.q_layernorm.weight",     NULL,                       qnormw,    ALL,  HEADS) \
-  X(LFM2,     "model.layers.%d.self_attn.k_layernorm.weight",     NULL,                       knormw,    ALL,  HEADS) \
-  X(LFM2,     "model.layers.%d.self_attn.out_proj.weight",        NULL,                       attprojw,  ALL,  PLAIN) \
-  X(LFM2,     "model.layers.%d.conv.in_proj.weight",              NULL,                       mixw,      ALL,  PLAIN) \
-  X(LFM2,     "model.layers.%d.conv.conv.weight",                 NULL,                       mixconvw,  ALL,  TAPS) \
-  X(LFM2,     "model.layers.%d.conv.out_proj.weight",             NULL,                       mixoutw,   ALL,  PLAIN) \
-  X(LFM2,     "model.layers.%d.ffn_norm.weight",                  NULL,                       ln2w,      ALL,  PLAIN) \
-  X(LFM2,     "model.layers.%d.feed_forward.w1.weight",           NULL,                       fcw,       GATE, PLAIN) \
-  X(LFM2,     "model.layers.%d.feed_forward.w3.weight",           NULL,                       fcw,       UP,   PLAIN) \
-  X(LFM2,     "model.layers.%d.feed_forward.w2.weight",           NULL,                       fcprojw,   ALL,  PLAIN) \
-  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_qkv.weight",   NULL,                       mixw,      ALL,  PLAIN) \
-  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_z.weight",     NULL,                       mixzw,     ALL,  PLAIN) \
-  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_b.weight",     NULL,                       mixbaw,    GATE, PLAIN) \
-  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_a.weight",     NULL,                       mixbaw,    UP,   PLAIN) \
-  X(QWEN35,   "model.layers.%d.linear_attn.conv1d.weight",        NULL,                       mixconvw,  ALL,  TAPS) \
-  X(QWEN35,   "model.layers.%d.linear_attn.A_log",                NULL,                       mixdecay,  ALL,  PLAIN) \
-  X(QWEN35,   "model.layers.%d.linear_attn.dt_bias",              NULL,                       mixstep,   ALL,  PLAIN) \
-  X(QWEN35,   "model.layers.%d.linear_attn.norm.weight",          NULL,                       mixnormw,  ALL,  PLAIN) \
-  X(QWEN35,   "model.layers.%d.linear_attn.out_proj.weight",      NULL,                       mixoutw,   ALL,  PLAIN) \
-  X(LFM2,     "model.embedding_norm.weight",                      NULL,                       lnfw,      ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.operator_norm.weight",          "blk.%d.attn_norm.weight",  ln1w,      ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.self_attn.q_layernorm.weight",  "blk.%d.attn_q_norm.weight", qnormw,    ALL,  HEADS) \
+  X(LFM2,     "model.layers.%d.self_attn.k_layernorm.weight",  "blk.%d.attn_k_norm.weight", knormw,    ALL,  HEADS) \
+  X(LFM2,     "model.layers.%d.self_attn.out_proj.weight",     "blk.%d.attn_output.weight", attprojw,  ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.conv.in_proj.weight",           "blk.%d.shortconv.in_proj.weight", mixw,      ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.conv.conv.weight",              "blk.%d.shortconv.conv.weight", mixconvw,  ALL,  TAPS) \
+  X(LFM2,     "model.layers.%d.conv.out_proj.weight",          "blk.%d.shortconv.out_proj.weight", mixoutw,   ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.ffn_norm.weight",               "blk.%d.ffn_norm.weight",   ln2w,      ALL,  PLAIN) \
+  X(LFM2,     "model.layers.%d.feed_forward.w1.weight",        "blk.%d.ffn_gate.weight",   fcw,       GATE, PLAIN) \
+  X(LFM2,     "model.layers.%d.feed_forward.w3.weight",        "blk.%d.ffn_up.weight",     fcw,       UP,   PLAIN) \
+  X(LFM2,     "model.layers.%d.feed_forward.w2.weight",        "blk.%d.ffn_down.weight",   fcprojw,   ALL,  PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_qkv.weight", "blk.%d.attn_qkv.weight",   mixw,      ALL,  VALUES) \
+  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_z.weight",  "blk.%d.attn_gate.weight",  mixzw,     ALL,  VALUES) \
+  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_b.weight",  "blk.%d.ssm_beta.weight",   mixbaw,    GATE, VALUES) \
+  X(QWEN35,   "model.layers.%d.linear_attn.in_proj_a.weight",  "blk.%d.ssm_alpha.weight",  mixbaw,    UP,   VALUES) \
+  X(QWEN35,   "model.layers.%d.linear_attn.conv1d.weight",     "blk.%d.ssm_conv1d.weight", mixconvw,  ALL,  TAPS) \
+  X(QWEN35,   "model.layers.%d.linear_attn.A_log",             "blk.%d.ssm_a",             mixdecay,  ALL,  DECAY) \
+  X(QWEN35,   "model.layers.%d.linear_attn.dt_bias",           "blk.%d.ssm_dt.bias",       mixstep,   ALL,  VALUES) \
+  X(QWEN35,   "model.layers.%d.linear_attn.norm.weight",       "blk.%d.ssm_norm.weight",   mixnormw,  ALL,  PLAIN) \
+  X(QWEN35,   "model.layers.%d.linear_attn.out_proj.weight",   "blk.%d.ssm_out.weight",    mixoutw,   ALL,  VALUE_COLS) \
+  X(LFM2,     "model.embedding_norm.weight",                   "token_embd_norm.weight",   lnfw,      ALL,  PLAIN) \
   X(LLAMA_NAMES, "model.norm.weight",                            "output_norm.weight",       lnfw,      ALL,  PLAIN) \
   X(ROPE,     "lm_head.weight",                                  "output.weight",            head,      ALL,  PLAIN)
 // clang-format on
@@ -259,8 +279,7 @@ static inline int file_tensor_layers(const FileTensor* tensor, const char* name,
 
 // Returns true for a tensor of one expert, which GGUF has for all experts of a layer at once.
 static inline int file_tensor_is_of_expert(const FileTensor* tensor) {
-    const char* layer = tensor->hf_name ? strstr(tensor->hf_name, "%d") : NULL;
-    return layer && strstr(layer + 1, "%d");
+    return tensor->gguf_name && strstr(tensor->gguf_name, "_exps.");
 }
 
 // Returns true for parameters whose tensors have one dimension.
@@ -350,31 +369,49 @@ static inline size_t file_last_line_(HeadOrder order, ModelConfig cfg, size_t li
     return line - at + (at < rest ? dims + at : file_turning_channel_(order, dims, at - rest));
 }
 
-// Returns the line in memory for line `line` of a tensor, among the lines that it has.
-static inline size_t file_tensor_line(const FileTensor* tensor, HeadOrder order, ModelConfig cfg,
-                                      size_t line) {
+// Returns the line in memory for line `line` of a GGUF file, among `count` whose last ones are of
+// the delta rule's heads of values: numbers of each of them, or one.
+static inline size_t file_value_line(ModelConfig cfg, size_t count, size_t line) {
+    const size_t heads = (size_t)cfg.mixer.value_heads, keys = (size_t)cfg.mixer.key_heads,
+                 size = (size_t)cfg.mixer.value_size, each = count < heads * size ? 1 : size,
+                 others = count - heads * each;
+    if (heads == 0 || line < others) {
+        return line;
+    }
+    const size_t at = line - others, head = at / each;
+    return others + (head % keys * (heads / keys) + head / keys) * each + at % each;
+}
+
+// Returns the line in memory for line `line` of the `count` that a tensor has.
+static inline size_t file_tensor_line(const FileTensor* tensor, FileOrder order, ModelConfig cfg,
+                                      size_t count, size_t line) {
     const size_t turned = (size_t)model_heads(cfg) + (size_t)model_keys(cfg), rank = (size_t)cfg.latent.rank,
                  values = (size_t)cfg.latent.value;
     switch (tensor->form) {
     case FILE_HEADS:
     case FILE_QUERIES:
-        return file_head_line(order, cfg, line);
+        return file_head_line(order.channels, cfg, line);
     case FILE_QKV:
-        return line < turned ? file_head_line(order, cfg, line) : line;
+        return line < turned ? file_head_line(order.channels, cfg, line) : line;
     case FILE_TURNS_LAST:
-        return file_last_line_(order, cfg, line);
+        return file_last_line_(order.channels, cfg, line);
     case FILE_KEY_TURNS:
-        return line < rank ? line : rank + file_turning_channel_(order, (size_t)cfg.rope_dims, line - rank);
+        return line < rank ? line
+                           : rank + file_turning_channel_(order.channels, (size_t)cfg.rope_dims, line - rank);
     case FILE_HEAD_VALUES: {
         const FileHeadPart_ part = file_head_part_(cfg);
         return line / values * (part.keys + part.values) + part.keys + line % values;
     }
-    case FILE_HEAD_KEYS: // a line is a column of a head
+    case FILE_TAPS:
+    case FILE_VALUES:
+    case FILE_DECAY:
+        return order.values_by_turns ? file_value_line(cfg, count, line) : line;
     case FILE_PLAIN:
     case FILE_CONV1D:
     case FILE_STACK:
     case FILE_GATES:
-    case FILE_TAPS:
+    case FILE_VALUE_COLS:
+    case FILE_HEAD_KEYS: // a line is a column of a head
         break;
     }
     return line;

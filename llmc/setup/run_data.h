@@ -127,7 +127,7 @@ void run_data_date_chats(Bpe* bpe, const char* date) {
     if (!date_is(date)) {
         die_usage("--chat-date %s; wanted a date, YYYY-MM-DD", date);
     }
-    if (!bpe->card.chat.has_date) {
+    if (!chat_has_date(bpe)) {
         fprintf(stderr, "note: --chat-date has no effect: no chat_template prints the date\n");
     }
     bpe_date_chats(bpe, date);
@@ -137,7 +137,7 @@ void run_data_date_chats(Bpe* bpe, const char* date) {
 static void run_data_settle_date_(RunData* data, const Options* options) {
     if (options->texts.chat_date[0]) {
         run_data_date_chats(data->tokenizer.bpe, options->texts.chat_date);
-    } else if (data->tokenizer.bpe->card.chat.has_date) {
+    } else if (chat_has_date(data->tokenizer.bpe)) {
         date_today(data->chat_date);
         bpe_date_chats(data->tokenizer.bpe, data->chat_date);
     }

@@ -55,14 +55,16 @@ void bpe_open_gguf(Bpe* bpe, const char* path);
 
 // ---- how text is split ----
 
-// A way to split, and whether a piece that is a token is not merged.
+// A way to split, and whether a piece that is a token is not merged. 1: texts start with a token,
+// unless a file says otherwise.
 typedef struct {
     const char* name;
     BpePattern pattern;
-    int finds_pieces;
+    int finds_pieces, starts;
 } BpeGgufPre_;
 
-// The first of a pattern is written. Qwen normalizes text, although llama.cpp does not.
+// The first of a pattern is written. Qwen normalizes text, although llama.cpp does not; and
+// llama.cpp merges all pieces of gpt-4o, which gives the same ids.
 // clang-format off
 static const BpeGgufPre_ bpe_gguf_pres_[] = {
     {.name = "gpt-2"},
@@ -72,15 +74,37 @@ static const BpeGgufPre_ bpe_gguf_pres_[] = {
     {.name = "refact", .pattern = {.digits = 1, .digits_first = 1}},
     {.name = "qwen2", .pattern = {BPE_CL100K, .digits = 1, .normalizes = 1}},
     {.name = "deepseek-r1-qwen", .pattern = {BPE_CL100K, .digits = 1, .normalizes = 1}},
-    {.name = "llama-bpe", .pattern = {BPE_CL100K, .digits = 3}, .finds_pieces = 1},
-    {.name = "llama3", .pattern = {BPE_CL100K, .digits = 3}, .finds_pieces = 1},
-    {.name = "llama-v3", .pattern = {BPE_CL100K, .digits = 3}, .finds_pieces = 1},
+    {.name = "llama-bpe", .pattern = {BPE_CL100K, .digits = 3}, .finds_pieces = 1, .starts = 1},
+    {.name = "llama3", .pattern = {BPE_CL100K, .digits = 3}, .finds_pieces = 1, .starts = 1},
+    {.name = "llama-v3", .pattern = {BPE_CL100K, .digits = 3}, .finds_pieces = 1, .starts = 1},
     {.name = "dbrx", .pattern = {BPE_CL100K, .digits = 3}},
     {.name = "smaug-bpe", .pattern = {BPE_CL100K, .digits = 3}},
     {.name = "chatglm-bpe", .pattern = {BPE_CL100K, .digits = 3}},
-    {.name = "glm4", .pattern = {BPE_CL100K, .digits = 3}}};
+    {.name = "glm4", .pattern = {BPE_CL100K, .digits = 3}},
+    {.name = "gpt-4o", .pattern = {BPE_O200K, .digits = 3}, .finds_pieces = 1}};
 // clang-format on
 enum { BPE_GGUF_PRES_ = sizeof(bpe_gguf_pres_) / sizeof(bpe_gguf_pres_[0]) };
+
+// True if merging makes each token from its bytes: then it does not matter whether a piece that is
+// a token is merged.
+static int bpe_gguf_makes_tokens_(const Bpe* bpe) {
+    Bpe merging = *bpe;
+    BpeMerger_ merger;
+    int* ids = NULL;
+    size_t room = 0;
+    int ok = 1;
+    merging.finds_pieces = 0;
+    bpe_merger_open_(&merger, bpe->num_ranks);
+    for (int id = 0; id < bpe->vocab_size && ok; id++) {
+        const BpeToken_ token = bpe->tokens[id];
+        ids = (int*)check_reserve(ids, &room, token.length, sizeof(int), "ids");
+        ok = token.kind != BPE_TOKEN ||
+             (bpe_merge_(&merging, &merger, token.text, token.length, ids) == 1 && ids[0] == id);
+    }
+    free(ids);
+    bpe_merger_close_(&merger);
+    return ok;
+}
 
 const char* bpe_gguf_pre(const Bpe* bpe) {
     const BpePattern p = bpe->rules.pattern;
@@ -93,8 +117,10 @@ const char* bpe_gguf_pre(const Bpe* bpe) {
     for (const BpeGgufPre_* pre = bpe_gguf_pres_; pre < bpe_gguf_pres_ + BPE_GGUF_PRES_; pre++) {
         const int is_same = pre->pattern.style == p.style && pre->pattern.digits == p.digits &&
                             pre->pattern.digits_first == p.digits_first;
+        const int has_pieces =
+            p.style == BPE_O200K ? bpe_gguf_makes_tokens_(bpe) : pre->finds_pieces == bpe->finds_pieces;
         if (is_same && (p.style != BPE_GPT2 || p.digits_first || pre->pattern.normalizes == p.normalizes) &&
-            (p.digits != 3 || pre->finds_pieces == bpe->finds_pieces)) {
+            (p.digits != 3 || has_pieces)) {
             return pre->name;
         }
     }
@@ -282,7 +308,7 @@ static void bpe_gguf_open_bytes_(Bpe* bpe, const BpeGguf_* g, CardFiles* card) {
     v.finds_pieces = pre->finds_pieces;
     bpe_gguf_set_tokens_(g, &v, &end);
     bpe_gguf_set_merges_(merges, &v, &end);
-    if (bpe_gguf_is_on_(g, "tokenizer.ggml.add_bos_token", pre->finds_pieces) &&
+    if (bpe_gguf_is_on_(g, "tokenizer.ggml.add_bos_token", pre->starts) &&
         card->start != bpe_gguf_id_(g, "eos")) {
         v.start = card->bos;
         v.num_starts = card->bos != NULL;

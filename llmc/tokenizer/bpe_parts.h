@@ -98,11 +98,14 @@ char* bpe_name_of(const Bpe* bpe, int id) {
 void bpe_date_chats(Bpe* bpe, const char* date) {
     ModelCard* card = &bpe->card;
     if (!card->chat_template || card->is_chosen) {
+        snprintf(card->chat.date, sizeof(card->chat.date), "%s", date);
         return;
     }
     chat_format_close(&card->chat);
     char *bos = bpe_name_of(bpe, card->bos), *eos = bpe_name_of(bpe, card->eos);
     card->chat_known = chat_recognize(&card->chat, card->chat_template, bos, eos, date);
+    // a format that is chosen later has it, too
+    snprintf(card->chat.date, sizeof(card->chat.date), "%s", date);
     if (card->chat_known != CHAT_UNKNOWN) {
         const char* end = chat_format_end(&card->chat);
         card->turn_end = end[0] == CHAT_EOS[0] ? card->eos : bpe_find_added(bpe, end);

@@ -10,7 +10,7 @@ can be divided. It matters only for text like a megabyte of one letter, or of ze
 
 The classes of 64 bytes at a time are bit masks, and the pattern's cuts are shifts of these masks,
 as in gigatoken. O200K, whose words depend on letters far after a cut, is matched character by
-character.
+character, and sees no more of a text than a piece may have: so it does not matter what follows.
 */
 #ifndef LLMC_BPE_SPLIT_H
 #define LLMC_BPE_SPLIT_H
@@ -344,19 +344,31 @@ ALWAYS_INLINE uint64_t bpe_cuts_cl100k_(BpeSplitter* splitter) {
 
 // ---- O200K, character by character ----
 
-// A text from the start of a piece on, as far as it is matched: a run that is longer than a piece
-// may be ends there.
+// A text up to the last byte that the piece which is matched may have.
 typedef struct {
     const BpeRules* rules;
     const unsigned char* text;
-    size_t bytes, most;
+    size_t bytes;
 } BpePiece_;
+
+// Returns the end of a piece at the start of text[0 .. bytes) that is cut off, bytes >
+// BPE_MAX_PIECE: no character is divided.
+static inline size_t bpe_piece_end_(const BpeRules* rules, const unsigned char* text, size_t bytes) {
+    for (size_t n = 1; n <= 3 && (text[BPE_MAX_PIECE] & 0xC0) == 0x80; n++) {
+        int class_;
+        const size_t at = BPE_MAX_PIECE - n;
+        if ((size_t)bpe_character(rules, text + at, bytes - at, &class_) > n) {
+            return at;
+        }
+    }
+    return BPE_MAX_PIECE;
+}
 
 // Returns the end of the characters from `at` on that have one of these cases; *both is the end of
 // the last of them that has both.
 static inline size_t bpe_cased_end_(const BpePiece_* p, size_t at, int cases, size_t* both) {
     int class_, case_;
-    while (at < p->bytes && at <= p->most) {
+    while (at < p->bytes) {
         const size_t length = (size_t)bpe_case_at(p->rules, p->text + at, p->bytes - at, &class_, &case_);
         if (!(case_ & cases)) {
             break;
@@ -376,7 +388,7 @@ static inline size_t bpe_word_end_(const BpePiece_* p, size_t at, int is_capital
         return upper > at ? end : 0;
     }
     // without a minuscule, U* leaves the last character of both to L+
-    return end > upper || upper > p->most ? end : both;
+    return end > upper ? end : both;
 }
 
 // Returns the end of a word that starts at `at`, a character of this class and length; 0: none.
@@ -395,7 +407,7 @@ static inline size_t bpe_whole_word_(const BpePiece_* p, size_t at, size_t lengt
 // Returns the end of the characters of a class from `at` on, at most `count`.
 static inline size_t bpe_class_end_(const BpePiece_* p, size_t at, int class_, size_t count) {
     int found;
-    for (size_t n = 0; n < count && at < p->bytes && at <= p->most; n++) {
+    for (size_t n = 0; n < count && at < p->bytes; n++) {
         const size_t length = (size_t)bpe_class_at(p->rules, p->text + at, p->bytes - at, &found);
         if (found != class_) {
             break;
@@ -416,13 +428,14 @@ static inline size_t bpe_blanks_end_(const BpePiece_* p, size_t at) {
     while (last > at && (p->text[last] & 0xC0) == 0x80) {
         last--;
     }
-    return end > p->most ? end : line > at ? line : end == p->bytes || last == at ? end : last;
+    return line > at ? line : end == p->bytes || last == at ? end : last;
 }
 
-// Returns the end of the piece at text[at], at < bytes. It may be longer than a piece may be.
+// Returns the end of the piece at text[at], at < bytes.
 static inline size_t bpe_end_o200k_(const BpeRules* rules, const unsigned char* text, size_t bytes,
                                     size_t at) {
-    const BpePiece_ p = {rules, text, bytes, at + BPE_MAX_PIECE};
+    bytes = bytes - at > BPE_MAX_PIECE ? at + bpe_piece_end_(rules, text + at, bytes - at) : bytes;
+    const BpePiece_ p = {rules, text, bytes};
     int class_;
     const size_t length = (size_t)bpe_class_at(rules, text + at, bytes - at, &class_),
                  word = bpe_whole_word_(&p, at, length, class_),
@@ -438,7 +451,7 @@ static inline size_t bpe_end_o200k_(const BpeRules* rules, const unsigned char* 
     if (end == others) {
         return bpe_blanks_end_(&p, at);
     }
-    while (end < bytes && end <= p.most && (bpe_is_line_end(text[end]) || text[end] == '/')) {
+    while (end < bytes && (bpe_is_line_end(text[end]) || text[end] == '/')) {
         end++;
     }
     return end;
@@ -534,19 +547,6 @@ static inline size_t bpe_split(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
     return count;
 }
 #undef BPE_SPLIT_
-
-// Returns the end of the piece at the start of text[0 .. bytes) that is longer than BPE_MAX_PIECE:
-// no character is divided.
-static inline size_t bpe_piece_end_(const BpeRules* rules, const unsigned char* text, size_t bytes) {
-    for (size_t n = 1; n <= 3; n++) {
-        int class_;
-        const size_t at = BPE_MAX_PIECE - n;
-        if ((size_t)bpe_character(rules, text + at, bytes - at, &class_) > n) {
-            return at;
-        }
-    }
-    return BPE_MAX_PIECE;
-}
 
 // If the piece that starts at `begin` is too long, restarts the splitter where it is cut off, and
 // returns that position; otherwise returns 0. `cuts` are those just found, from `base` on.
@@ -652,19 +652,29 @@ static inline size_t bpe_last_blanks_begin_(const BpeRules* rules, const unsigne
 // after the text may join them to letters before them.
 static inline int bpe_is_open_word_(const BpeRules* rules, const unsigned char* text, size_t bytes,
                                     size_t at) {
-    const BpePiece_ p = {rules, text, bytes, bytes};
+    const BpePiece_ p = {rules, text, bytes};
     size_t both;
     return bpe_cased_end_(&p, at, BPE_CAPITAL, &both) == bytes;
 }
 
-// True if the text may be divided at text[at], where a piece starts. If several blanks stand before
-// another character, the last is a piece of its own only once that character is seen.
-static inline int bpe_is_safe_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t at) {
+// True if the text may be divided at text[at], where a piece ends that starts at text[begin]. If
+// several blanks stand before another character, the last is a piece of its own only once that
+// character is seen. Nothing that follows changes a piece of O200K after BPE_MAX_PIECE bytes.
+static inline int bpe_is_safe_(const BpeRules* rules, const unsigned char* text, size_t bytes, size_t begin,
+                               size_t at) {
     int class_;
     bpe_class_at(rules, text + at, bytes - at, &class_);
-    return !(rules->pattern.style == BPE_O200K && bpe_is_open_word_(rules, text, bytes, at)) &&
+    const int may_change = rules->pattern.style == BPE_O200K && bytes - begin <= BPE_MAX_PIECE;
+    return !(may_change && bpe_is_open_word_(rules, text, bytes, at)) &&
            (class_ == BPE_BLANK || bpe_class_before_(rules, text, at) != BPE_BLANK ||
             (bpe_has_lines_(rules) && bpe_is_line_end(text[at - 1])));
+}
+
+// True if text[begin .. at), a piece of O200K, is as long as a piece may be.
+static inline int bpe_is_cut_off_(const BpeRules* rules, const unsigned char* text, size_t bytes,
+                                  size_t begin, size_t at) {
+    return rules->pattern.style == BPE_O200K && bytes - begin > BPE_MAX_PIECE &&
+           at - begin == bpe_piece_end_(rules, text + begin, bytes - begin);
 }
 
 // Returns the end of the part of a text that starts at text[begin], of at most BPE_MAX_PIECE bytes.
@@ -708,14 +718,15 @@ static inline size_t bpe_last_cut(const BpeRules* rules, const char* text, size_
             begin = last = cut_off;
             continue;
         }
-        begin = n > 0 ? base + cuts[n - 1] : begin;
         for (size_t i = n; i-- > 0;) {
-            if (base + cuts[i] <= known && base + cuts[i] < certain &&
-                bpe_is_safe_(rules, at, certain, base + cuts[i])) {
-                last = base + cuts[i];
+            const size_t from = i > 0 ? base + cuts[i - 1] : begin, to = base + cuts[i];
+            if (bpe_is_cut_off_(rules, at, certain, from, to) ||
+                (to <= known && to < certain && bpe_is_safe_(rules, at, certain, from, to))) {
+                last = to;
                 break;
             }
         }
+        begin = n > 0 ? base + cuts[n - 1] : begin;
     }
     return last;
 }

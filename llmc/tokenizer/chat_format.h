@@ -17,13 +17,18 @@ chat_format.h -- formats of chats: what stands around the contents of messages.
     exaone            [|role|] \n content [|endofturn|] \n
     glm4              [gMASK]<sop> <|role|> \n content: the mark of the next turn ends an answer
     deepseek          bos system <User> user <Assistant> answer eos, in its own brackets
+    harmony           <|start|> role <|message|> content <|end|>, first a turn of the system with
+                      the date; the system's message is the developer's turn; an answer is
+                      <|start|> assistant <|channel|> final <|message|> content <|return|>, and ends
+                      with <|end|> if messages follow
 
 A model's template is recognized by what it renders (jinja.h): a few chats with odd contents must
 look as a format makes them. Beyond the table above it may differ in whether it starts with the
 start token, trims contents, ends a chat with the end-of-text token, has a message for chats without
-one of the system, and puts a text around the first message of the system if it opens the chat. Such
-texts may have a date (Granite 3, Llama 3.2): today's when the vocabulary is opened, unless
-bpe_date_chats says another, as a run does whose tokens must stay the same.
+one of the system, starts with another turn than harmony's, and puts a text around the first message
+of the system if it opens the chat. Such texts may have a date (Granite 3, Llama 3.2, gpt-oss):
+today's when the vocabulary is opened, unless bpe_date_chats says another, as a run does whose
+tokens must stay the same.
 
 chat_print_template writes a format as a template, with the marks of transformers around what is
 learned, and with the start token, which training puts before each document.
@@ -35,6 +40,7 @@ learned, and with the start token, which training puts before each document.
 #include <stdio.h>
 
 #include "llmc/base/enum_words.h"
+#include "llmc/tokenizer/date.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,7 +76,8 @@ typedef struct {
     X(CHAT_GRANITE, "granite") \
     X(CHAT_EXAONE, "exaone") \
     X(CHAT_GLM4, "glm4") \
-    X(CHAT_DEEPSEEK, "deepseek")
+    X(CHAT_DEEPSEEK, "deepseek") \
+    X(CHAT_HARMONY, "harmony")
 // clang-format on
 typedef enum { CHAT_WORDS(WORDS_VALUE) CHAT_WORDS_END } ChatWord;
 
@@ -108,8 +115,10 @@ typedef struct {
     int has_bos;                    // the chat starts with the start token
     SystemPlace system;
     int trims;
-    const char* start;  // of a chat; NULL: none
-    const char* opener; // mark of a user's turn that ends the answer before it; NULL: none
+    const char* start;      // of a chat; NULL: none
+    const char* opener;     // mark of a user's turn that ends the answer before it; NULL: none
+    const char* opening[2]; // turn of its own that starts a chat, around the date; NULL: none
+    const char* past_end;   // end of an answer before other messages, not learned; NULL: the same
 } ChatLayout;
 
 // A format as a template has it.
@@ -119,7 +128,9 @@ typedef struct {
     int trims;
     const char* default_system;   // message of the system for chats without one; NULL: none
     const char* system_around[2]; // before and after the first message of the system; NULL: nothing
+    const char* opening;          // turn that starts a chat; NULL: the layout's
     int has_date;                 // one of these texts has the date
+    char date[DATE_BYTES];        // of the layout's
 } ChatFormat;
 
 // Frees the texts of a format, or makes them copies of its own.
@@ -182,56 +193,88 @@ void chat_print_template(const ChatFormat* format, const char* bos, const char* 
 
 // clang-format off
 static const ChatLayout chat_layouts_[CHAT_FORMATS] = {
-    [CHAT_CHATML - CHAT_CHATML] = {"ChatML", {"<|im_start|>", "<|im_end|>"},
-        {"<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n"},
-        {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
-    [CHAT_LLAMA2 - CHAT_CHATML] = {"Llama 2", {"[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"},
-        {CHAT_BOS "[INST] <<SYS>>\n", CHAT_BOS "[INST] ", ""},
-        {"\n<</SYS>>", " [/INST]", " " CHAT_EOS}, " ", "", "\n\n", 0, SYSTEM_OPENS, TRIM_WHOLE_TURN | TRIM_ANSWERS, NULL, NULL},
-    [CHAT_LLAMA3 - CHAT_CHATML] = {"Llama 3", {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
-        {"<|start_header_id|>system<|end_header_id|>\n\n", "<|start_header_id|>user<|end_header_id|>\n\n",
-         "<|start_header_id|>assistant<|end_header_id|>\n\n"},
-        {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"}, "", "", "", 1, SYSTEM_OWN_TURN, TRIM_ALL, NULL, NULL},
-    [CHAT_MISTRAL3 - CHAT_CHATML] = {"Mistral v3", {"[INST]", "[/INST]"},
-        {"[INST] ", "[INST] ", ""}, {"[/INST]", "[/INST]", CHAT_EOS}, " ", "", "\n\n", 1, SYSTEM_LAST, TRIM_ANSWERS, NULL, NULL},
-    [CHAT_MISTRAL3_TEKKEN - CHAT_CHATML] = {"Mistral v3 Tekken", {"[INST]", "[/INST]"},
-        {"[INST]", "[INST]", ""}, {"[/INST]", "[/INST]", CHAT_EOS}, "", "", "\n\n", 1, SYSTEM_LAST, TRIM_NOTHING, NULL, NULL},
-    [CHAT_MISTRAL7 - CHAT_CHATML] = {"Mistral v7", {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
-        {"[SYSTEM_PROMPT] ", "[INST] ", ""}, {"[/SYSTEM_PROMPT]", "[/INST]", CHAT_EOS}, " ", "", "", 1,
-        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
-    [CHAT_MISTRAL7_TEKKEN - CHAT_CHATML] = {"Mistral v7 Tekken",
-        {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
-        {"[SYSTEM_PROMPT]", "[INST]", ""}, {"[/SYSTEM_PROMPT]", "[/INST]", CHAT_EOS}, "", "", "", 1,
-        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
-    [CHAT_GEMMA - CHAT_CHATML] = {"Gemma", {"<start_of_turn>", "<end_of_turn>"},
-        {"<start_of_turn>user\n", "<start_of_turn>user\n", "<start_of_turn>model\n"},
-        {"", "<end_of_turn>", "<end_of_turn>"}, "", "\n", "\n\n", 1, SYSTEM_OPENS, TRIM_TURNS, NULL, NULL},
-    [CHAT_PHI3 - CHAT_CHATML] = {"Phi 3", {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>"},
-        {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, {"<|end|>", "<|end|>", "<|end|>"}, "", "\n", "", 0,
-        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
-    [CHAT_PHI4_MINI - CHAT_CHATML] = {"Phi 4 mini", {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>"},
-        {"<|system|>", "<|user|>", "<|assistant|>"}, {"<|end|>", "<|end|>", "<|end|>"}, "", "", "", 0,
-        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
-    [CHAT_PHI4 - CHAT_CHATML] = {"Phi 4", {"<|im_start|>", "<|im_sep|>", "<|im_end|>"},
-        {"<|im_start|>system<|im_sep|>", "<|im_start|>user<|im_sep|>", "<|im_start|>assistant<|im_sep|>"},
-        {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, "", "", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
-    [CHAT_ZEPHYR - CHAT_CHATML] = {"Zephyr", {"<|system|>", "<|user|>", "<|assistant|>"},
-        {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, {CHAT_EOS, CHAT_EOS, CHAT_EOS}, "", "\n", "", 0,
-        SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
-    [CHAT_GRANITE - CHAT_CHATML] = {"Granite", {"<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"},
-        {"<|start_of_role|>system<|end_of_role|>", "<|start_of_role|>user<|end_of_role|>",
-         "<|start_of_role|>assistant<|end_of_role|>"},
-        {"<|end_of_text|>", "<|end_of_text|>", "<|end_of_text|>"}, "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
-    [CHAT_EXAONE - CHAT_CHATML] = {"EXAONE", {"[|system|]", "[|user|]", "[|assistant|]", "[|endofturn|]"},
-        {"[|system|]\n", "[|user|]\n", "[|assistant|]\n"}, {"[|endofturn|]", "[|endofturn|]", "[|endofturn|]"},
-        "", "\n", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
-    [CHAT_GLM4 - CHAT_CHATML] = {"GLM 4", {"[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"},
-        {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, {"", "", ""}, "", "", "", 0, SYSTEM_OWN_TURN, TRIM_NOTHING,
-        .start = "[gMASK]<sop>", .opener = "<|user|>"},
-    [CHAT_DEEPSEEK - CHAT_CHATML] = {"DeepSeek",
-        {"<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
-        {"", "<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>"}, {"", "", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
-        "", "", "", 1, SYSTEM_OWN_TURN, TRIM_NOTHING, NULL, NULL},
+    [CHAT_CHATML - CHAT_CHATML] = {.name = "ChatML",
+        .marks = {"<|im_start|>", "<|im_end|>"},
+        .header = {"<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n"},
+        .end = {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, .lead = "", .after = "\n", .joint = "",
+        .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_LLAMA2 - CHAT_CHATML] = {.name = "Llama 2",
+        .marks = {"[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"},
+        .header = {CHAT_BOS "[INST] <<SYS>>\n", CHAT_BOS "[INST] ", ""},
+        .end = {"\n<</SYS>>", " [/INST]", " " CHAT_EOS}, .lead = " ", .after = "", .joint = "\n\n",
+        .system = SYSTEM_OPENS, .trims = TRIM_WHOLE_TURN | TRIM_ANSWERS},
+    [CHAT_LLAMA3 - CHAT_CHATML] = {.name = "Llama 3",
+        .marks = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+        .header = {"<|start_header_id|>system<|end_header_id|>\n\n", "<|start_header_id|>user<|end_header_id|>\n\n",
+                   "<|start_header_id|>assistant<|end_header_id|>\n\n"},
+        .end = {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"}, .lead = "", .after = "", .joint = "", .has_bos = 1,
+        .system = SYSTEM_OWN_TURN, .trims = TRIM_ALL},
+    [CHAT_MISTRAL3 - CHAT_CHATML] = {.name = "Mistral v3",
+        .marks = {"[INST]", "[/INST]"}, .header = {"[INST] ", "[INST] ", ""}, .end = {"[/INST]", "[/INST]", CHAT_EOS},
+        .lead = " ", .after = "", .joint = "\n\n", .has_bos = 1, .system = SYSTEM_LAST, .trims = TRIM_ANSWERS},
+    [CHAT_MISTRAL3_TEKKEN - CHAT_CHATML] = {.name = "Mistral v3 Tekken",
+        .marks = {"[INST]", "[/INST]"}, .header = {"[INST]", "[INST]", ""}, .end = {"[/INST]", "[/INST]", CHAT_EOS},
+        .lead = "", .after = "", .joint = "\n\n", .has_bos = 1, .system = SYSTEM_LAST, .trims = TRIM_NOTHING},
+    [CHAT_MISTRAL7 - CHAT_CHATML] = {.name = "Mistral v7",
+        .marks = {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
+        .header = {"[SYSTEM_PROMPT] ", "[INST] ", ""}, .end = {"[/SYSTEM_PROMPT]", "[/INST]", CHAT_EOS}, .lead = " ",
+        .after = "", .joint = "", .has_bos = 1, .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_MISTRAL7_TEKKEN - CHAT_CHATML] = {.name = "Mistral v7 Tekken",
+        .marks = {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
+        .header = {"[SYSTEM_PROMPT]", "[INST]", ""}, .end = {"[/SYSTEM_PROMPT]", "[/INST]", CHAT_EOS}, .lead = "",
+        .after = "", .joint = "", .has_bos = 1, .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_GEMMA - CHAT_CHATML] = {.name = "Gemma",
+        .marks = {"<start_of_turn>", "<end_of_turn>"},
+        .header = {"<start_of_turn>user\n", "<start_of_turn>user\n", "<start_of_turn>model\n"},
+        .end = {"", "<end_of_turn>", "<end_of_turn>"}, .lead = "", .after = "\n", .joint = "\n\n", .has_bos = 1,
+        .system = SYSTEM_OPENS, .trims = TRIM_TURNS},
+    [CHAT_PHI3 - CHAT_CHATML] = {.name = "Phi 3",
+        .marks = {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>"},
+        .header = {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, .end = {"<|end|>", "<|end|>", "<|end|>"},
+        .lead = "", .after = "\n", .joint = "", .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_PHI4_MINI - CHAT_CHATML] = {.name = "Phi 4 mini",
+        .marks = {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>"},
+        .header = {"<|system|>", "<|user|>", "<|assistant|>"}, .end = {"<|end|>", "<|end|>", "<|end|>"}, .lead = "",
+        .after = "", .joint = "", .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_PHI4 - CHAT_CHATML] = {.name = "Phi 4",
+        .marks = {"<|im_start|>", "<|im_sep|>", "<|im_end|>"},
+        .header = {"<|im_start|>system<|im_sep|>", "<|im_start|>user<|im_sep|>", "<|im_start|>assistant<|im_sep|>"},
+        .end = {"<|im_end|>", "<|im_end|>", "<|im_end|>"}, .lead = "", .after = "", .joint = "",
+        .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_ZEPHYR - CHAT_CHATML] = {.name = "Zephyr",
+        .marks = {"<|system|>", "<|user|>", "<|assistant|>"},
+        .header = {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, .end = {CHAT_EOS, CHAT_EOS, CHAT_EOS},
+        .lead = "", .after = "\n", .joint = "", .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_GRANITE - CHAT_CHATML] = {.name = "Granite",
+        .marks = {"<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"},
+        .header = {"<|start_of_role|>system<|end_of_role|>", "<|start_of_role|>user<|end_of_role|>",
+                   "<|start_of_role|>assistant<|end_of_role|>"},
+        .end = {"<|end_of_text|>", "<|end_of_text|>", "<|end_of_text|>"}, .lead = "", .after = "\n", .joint = "",
+        .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_EXAONE - CHAT_CHATML] = {.name = "EXAONE",
+        .marks = {"[|system|]", "[|user|]", "[|assistant|]", "[|endofturn|]"},
+        .header = {"[|system|]\n", "[|user|]\n", "[|assistant|]\n"},
+        .end = {"[|endofturn|]", "[|endofturn|]", "[|endofturn|]"}, .lead = "", .after = "\n", .joint = "",
+        .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_GLM4 - CHAT_CHATML] = {.name = "GLM 4",
+        .marks = {"[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"},
+        .header = {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"}, .end = {"", "", ""}, .lead = "", .after = "",
+        .joint = "", .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING, .start = "[gMASK]<sop>", .opener = "<|user|>"},
+    [CHAT_DEEPSEEK - CHAT_CHATML] = {.name = "DeepSeek",
+        .marks = {"<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
+        .header = {"", "<\uFF5CUser\uFF5C>", "<\uFF5CAssistant\uFF5C>"},
+        .end = {"", "", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"}, .lead = "", .after = "", .joint = "",
+        .has_bos = 1, .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING},
+    [CHAT_HARMONY - CHAT_CHATML] = {.name = "Harmony",
+        .marks = {"<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"},
+        .header = {"<|start|>developer<|message|># Instructions\n\n", "<|start|>user<|message|>", "<|start|>assistant"},
+        .end = {"<|end|>", "<|end|>", "<|return|>"}, .lead = "<|channel|>final<|message|>", .after = "", .joint = "",
+        .system = SYSTEM_OWN_TURN, .trims = TRIM_NOTHING,
+        .opening = {"<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+                    "Knowledge cutoff: 2024-06\nCurrent date: ",
+                    "\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. "
+                    "Channel must be included for every message.<|end|>"},
+        .past_end = "<|end|>"},
 };
 // clang-format on
 
@@ -253,13 +296,17 @@ const char* chat_word(int value) {
 
 ChatFormat chat_format_of(ChatWord word) {
     const ChatLayout* layout = &chat_layouts_[word - CHAT_CHATML];
-    return (ChatFormat){.layout = layout, .has_bos = layout->has_bos, .trims = layout->trims};
+    ChatFormat format = {.layout = layout, .has_bos = layout->has_bos, .trims = layout->trims};
+    format.has_date = layout->opening[0] != NULL;
+    date_today(format.date);
+    return format;
 }
 
 void chat_format_close(ChatFormat* f) {
     free((void*)f->default_system);
     free((void*)f->system_around[0]);
     free((void*)f->system_around[1]);
+    free((void*)f->opening);
     memset(f, 0, sizeof(*f));
 }
 
@@ -273,6 +320,7 @@ void chat_format_keep(ChatFormat* f) {
     f->default_system = chat_copy_(f->default_system);
     f->system_around[0] = chat_copy_(f->system_around[0]);
     f->system_around[1] = chat_copy_(f->system_around[1]);
+    f->opening = chat_copy_(f->opening);
 }
 
 ChatWord chat_format_word(const ChatFormat* format) {
@@ -348,7 +396,20 @@ static int chat_ends_answer_(const ChatFormat* f, const ChatMessage* m, size_t i
     return f->layout->opener && i > 0 && m[i].role == CHAT_USER && m[i - 1].role == CHAT_ASSISTANT;
 }
 
-static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i, size_t last, ChatSink sink) {
+// Visits the turn that a chat starts with.
+static void chat_walk_opening_(const ChatFormat* f, ChatSink sink) {
+    if (f->opening || !f->layout->opening[0]) {
+        sink.on_layout(sink.context, f->opening ? f->opening : "", 0);
+        return;
+    }
+    sink.on_layout(sink.context, f->layout->opening[0], 0);
+    sink.on_layout(sink.context, f->date, 0);
+    sink.on_layout(sink.context, f->layout->opening[1], 0);
+}
+
+// `is_past`: something follows message i.
+static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i, size_t last, int is_past,
+                            ChatSink sink) {
     const ChatLayout* layout = f->layout;
     const ChatRole role = m[i].role;
     const int is_answer = role == CHAT_ASSISTANT;
@@ -362,7 +423,8 @@ static void chat_walk_turn_(const ChatFormat* f, const ChatMessage* m, size_t i,
         }
         chat_walk_content_(f, role, m[i].text, m[i].bytes, sink);
     }
-    sink.on_layout(sink.context, layout->end[role], is_answer);
+    const int ends_past = is_answer && is_past && layout->past_end;
+    sink.on_layout(sink.context, ends_past ? layout->past_end : layout->end[role], is_answer && !ends_past);
     sink.on_layout(sink.context, layout->after, 0);
 }
 
@@ -373,13 +435,14 @@ void chat_walk(const ChatFormat* f, const ChatMessage* m, size_t count, ChatEnd 
     }
     sink.on_layout(sink.context, f->has_bos ? CHAT_BOS : "", 0);
     sink.on_layout(sink.context, f->layout->start ? f->layout->start : "", 0);
+    chat_walk_opening_(f, sink);
     if (f->default_system && (count == 0 || m[0].role != CHAT_SYSTEM)) {
         chat_walk_system_(f, NULL, 0, count > 0 && m[0].role == CHAT_USER, sink);
     }
     for (size_t i = 0; i < count; i++) {
         const int is_late = f->layout->system == SYSTEM_LAST && last < count && i < last;
         if (m[i].role != CHAT_SYSTEM) {
-            chat_walk_turn_(f, m, i, last, sink);
+            chat_walk_turn_(f, m, i, last, i + 1 < count || end == CHAT_FOR_ANSWER, sink);
         } else if (!is_late) {
             chat_walk_system_(f, m, i, i + 1 < count && m[i + 1].role == CHAT_USER, sink);
         }
@@ -503,6 +566,20 @@ static char* chat_between_(const char* text, const char* before, size_t before_b
     return has_both ? strndup(text + before_bytes, bytes - before_bytes - after_bytes) : NULL;
 }
 
+// Finds the turn that the template starts a chat with, if the format has any.
+static void chat_find_opening_(ChatFormat* format, ChatRendered_* r) {
+    const JinjaChat chat = chat_asked_(r, &chat_probes_[0]);
+    if (!format->layout->opening[0]) {
+        return;
+    }
+    format->opening = ""; // not the layout's
+    char* plain = chat_text_(format, &chat);
+    const size_t start = format->has_bos && r->bos ? strlen(r->bos) : 0;
+    const char* opening = chat_between_(r->texts[0], plain, start, plain + start);
+    format->opening = opening ? opening : strdup("");
+    free(plain);
+}
+
 // Finds what the template has where the format would have a message of the system: its own message
 // for a chat without one, and the texts around the chat's.
 static void chat_find_system_(ChatFormat* format, ChatRendered_* r) {
@@ -546,6 +623,7 @@ static ChatKnown chat_try_layout_(ChatFormat* best, ChatKnown known, ChatWord wo
         format.has_tail = variant >> 1 & 1;
         format.trims = trims[variant >> 2];
         format.has_date = r->has_date;
+        chat_find_opening_(&format, r);
         chat_find_system_(&format, r);
         const ChatKnown found = chat_compare_(&format, r);
         ChatFormat other = found > known ? *best : format;
@@ -677,9 +755,28 @@ static void chat_print_answer_(const ChatPrinter_* p) {
     fputs("{% generation %}", file);
     chat_print_layout_(p, layout->lead);
     chat_print_content_(p, CHAT_ASSISTANT);
+    fputs(layout->past_end ? "{% if loop.last and not add_generation_prompt %}" : "", file);
     chat_print_layout_(p, layout->end[CHAT_ASSISTANT]);
+    fputs(layout->past_end ? "{% endif %}" : "", file);
     fputs("{% endgeneration %}", file);
+    if (layout->past_end) {
+        fputs("{% if not loop.last or add_generation_prompt %}", file);
+        chat_print_layout_(p, layout->past_end);
+        fputs("{% endif %}", file);
+    }
     chat_print_layout_(p, layout->after);
+}
+
+// Writes the turn that a chat starts with, on the day when the template is rendered.
+static void chat_print_opening_(const ChatPrinter_* p) {
+    const ChatFormat* f = p->format;
+    if (f->opening || !f->layout->opening[0]) {
+        chat_print_layout_(p, f->opening ? f->opening : "");
+        return;
+    }
+    chat_print_layout_(p, f->layout->opening[0]);
+    fputs("{{ strftime_now('%Y-%m-%d') }}", p->file);
+    chat_print_layout_(p, f->layout->opening[1]);
 }
 
 // Writes what finds the last message of the user, and the system's messages before it.
@@ -703,6 +800,7 @@ void chat_print_template(const ChatFormat* f, const char* bos, const char* eos, 
     }
     chat_print_layout_(&p, f->has_bos ? CHAT_BOS : "");
     chat_print_layout_(&p, f->layout->start ? f->layout->start : "");
+    chat_print_opening_(&p);
     fputs("{% for m in messages %}{% if m['role'] == 'system' %}", file);
     fputs(is_late ? "{% if loop.index0 > ns.last %}" : "", file);
     chat_print_system_(&p);

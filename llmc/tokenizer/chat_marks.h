@@ -55,6 +55,9 @@ void chat_marks_open(ChatMarks* marks, const Bpe* bpe);
 // Returns a format as it is written for a vocabulary without a template: with the start token.
 ChatFormat chat_format_written(ChatWord word);
 
+// True if chats have a date.
+int chat_has_date(const Bpe* bpe);
+
 // Returns 0 with the reason in `error` if chats cannot be encoded for the vocabulary's template.
 // `option` says how to ask for another format.
 int chat_check(const Bpe* bpe, const char* option, char* error);
@@ -76,6 +79,10 @@ size_t chat_most_ids(const ChatMarks* marks, const Bpe* bpe, size_t bytes, size_
 // the number of ids.
 size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, const ChatMessage* messages, size_t count,
                    ChatEnd end, int* ids);
+
+// Removes what a generated answer has before its content, if the format has marks there: thoughts,
+// and the mark itself.
+void chat_take_answer(const ChatMarks* marks, const char** text, size_t* bytes);
 
 #ifdef __cplusplus
 }
@@ -115,8 +122,9 @@ ChatFormat chat_format_written(ChatWord word) {
 // byte-level vocabulary of Mistral's is Tekken.
 static ChatFormat chat_of_vocabulary_(const Bpe* bpe) {
     static const ChatWord order[] = {
-        CHAT_PHI4, CHAT_CHATML, CHAT_LLAMA3,  CHAT_MISTRAL7_TEKKEN, CHAT_MISTRAL3_TEKKEN, CHAT_GEMMA,
-        CHAT_GLM4, CHAT_PHI3,   CHAT_GRANITE, CHAT_EXAONE,          CHAT_DEEPSEEK,        CHAT_ZEPHYR};
+        CHAT_HARMONY,         CHAT_PHI4,     CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL7_TEKKEN,
+        CHAT_MISTRAL3_TEKKEN, CHAT_GEMMA,    CHAT_GLM4,   CHAT_PHI3,   CHAT_GRANITE,
+        CHAT_EXAONE,          CHAT_DEEPSEEK, CHAT_ZEPHYR};
     for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
         const ChatFormat format = chat_format_written(order[i]);
         if (chat_has_marks_(bpe, format.layout)) {
@@ -140,6 +148,9 @@ void chat_marks_open(ChatMarks* marks, const Bpe* bpe) {
     const ModelCard* card = &bpe->card;
     memset(marks, 0, sizeof(*marks));
     marks->format = card->chat.layout ? card->chat : chat_of_vocabulary_(bpe);
+    if (card->chat.date[0]) {
+        memcpy(marks->format.date, card->chat.date, DATE_BYTES);
+    }
     const int is_read = card->chat.layout && !card->is_chosen; // from a template, with its roles
     marks->bos = is_read ? card->bos : card->start;
     marks->eos = is_read || card->eos >= 0 ? card->eos : card->ends[0];
@@ -152,6 +163,11 @@ void chat_marks_open(ChatMarks* marks, const Bpe* bpe) {
         marks->is_text &= id < 0;
     }
     chat_find_end_(marks);
+}
+
+int chat_has_date(const Bpe* bpe) {
+    const ChatFormat* own = &bpe->card.chat;
+    return own->layout ? own->has_date : !bpe->card.chat_template && chat_of_vocabulary_(bpe).has_date;
 }
 
 int chat_check(const Bpe* bpe, const char* option, char* error) {
@@ -171,8 +187,12 @@ int chat_choose(Bpe* bpe, ChatWord word) {
     if (is_same) {
         return 0;
     }
-    chat_format_close(&card->chat);
+    ChatFormat old = card->chat;
     card->chat = chat_format_written(word);
+    if (old.date[0]) {
+        memcpy(card->chat.date, old.date, DATE_BYTES);
+    }
+    chat_format_close(&old);
     card->chat_known = CHAT_KNOWN;
     card->is_chosen = 1;
     return card->chat_template != NULL;
@@ -210,13 +230,18 @@ uint64_t chat_signature(const ChatMarks* marks) {
     for (int i = 0; i < 2 && f->system_around[i]; i++) {
         xxh64_add(&hash, f->system_around[i], strlen(f->system_around[i]) + 1);
     }
+    if (f->layout->opening[0]) {
+        const char* opening = f->opening ? f->opening : f->date;
+        xxh64_add(&hash, opening, strlen(opening) + 1);
+    }
     return xxh64_value(&hash);
 }
 
 size_t chat_most_ids(const ChatMarks* marks, const Bpe* bpe, size_t bytes, size_t messages) {
     const ChatFormat* f = &marks->format;
-    const char* const texts[] = {f->default_system, f->system_around[0], f->system_around[1]};
-    for (int i = 0; i < 3; i++) {
+    const char* const texts[] = {f->default_system, f->system_around[0],   f->system_around[1],
+                                 f->opening,        f->layout->opening[0], f->layout->opening[1]};
+    for (int i = 0; i < 6; i++) {
         bytes += texts[i] ? strlen(texts[i]) : 0;
     }
     // with Mistral's layouts, messages of the system are moved, not copied
@@ -370,6 +395,15 @@ size_t chat_encode(const ChatMarks* marks, BpeEncoder* encoder, const ChatMessag
     free(w.is_learned);
     nfc_text_close(&w.normal);
     return w.count;
+}
+
+void chat_take_answer(const ChatMarks* marks, const char** text, size_t* bytes) {
+    const char *lead = marks->format.layout->lead, *found;
+    const size_t length = strlen(lead);
+    while (length > 1 && (found = (const char*)memmem(*text, *bytes, lead, length)) != NULL) {
+        *bytes -= (size_t)(found - *text) + length;
+        *text = found + length;
+    }
 }
 
 #endif // CHAT_MARKS_IMPLEMENTATION

@@ -5,10 +5,10 @@ jinja.h -- renders the chat templates that models bring, to find out which forma
     char* text = jinja_render(template_text, &chat, error); // NULL: with the reason in `error`
 
 The part of Jinja that such templates use, set up as transformers does (trim_blocks, lstrip_blocks):
-text, {{ }}, {# #}; if, for, set, generation; names, literals, operators, slices, the usual filters,
-tests and methods of strings, namespace(), raise_exception(), and strftime_now() of a date. What is
-not rendered may have anything else, like tools; where it is rendered, that is an error, as is the
-time of day.
+text, {{ }}, {# #}; if, for, set, macro, generation; names, literals, operators, slices, the usual
+filters, tests and methods of strings, namespace(), raise_exception(), and strftime_now() of a date.
+What is not rendered may have anything else, like tools; where it is rendered, that is an error, as
+is the time of day.
 */
 #ifndef LLMC_JINJA_H
 #define LLMC_JINJA_H
@@ -203,10 +203,59 @@ static JinjaValue_ jinja_cased_(Jinja_* j, JinjaValue_ v, int (*of)(int)) {
     return jinja_text_(text, v.length);
 }
 
-// Calls a function.
+static void jinja_close_(Jinja_* j, const char* end);
+static void jinja_body_(Jinja_* j, const char* ends, JinjaName_* stop);
+
+// Sets the parameters of a macro, which come next.
+static void jinja_parameters_(Jinja_* j, const JinjaArgs_* args) {
+    jinja_expect_(j, "(");
+    for (int i = 0; jinja_step_(j) && !jinja_take_(j, ")"); i++) {
+        const JinjaName_ name = jinja_name_(j);
+        JinjaValue_ value = jinja_take_(j, "=") ? jinja_expression_(j) : jinja_undefined_;
+        for (int k = 0; k < args->count; k++) {
+            const char* given = args->names[k].text;
+            value = given[0] ? (strcmp(given, name.text) == 0 ? args->values[k] : value)
+                    : k == i ? args->values[k]
+                             : value;
+        }
+        jinja_set_(j, &j->scope, name.text, value);
+        if (jinja_peek_(j) != ')') {
+            jinja_expect_(j, ",");
+        }
+    }
+}
+
+// Returns the text of a macro.
+static JinjaValue_ jinja_macro_(Jinja_* j, size_t parameters, const JinjaArgs_* args) {
+    const size_t at = j->at, known = j->scope.count;
+    const int starts_line = j->starts_line;
+    FILE* out = j->out;
+    TextBuffer own;
+    JinjaName_ stop;
+    text_buffer_open(&own, "a macro");
+    j->out = own.file;
+    j->at = parameters;
+    jinja_parameters_(j, args);
+    jinja_close_(j, "%}");
+    jinja_body_(j, " endmacro ", &stop);
+    char* text = text_buffer_close(&own);
+    const JinjaValue_ made = jinja_text_(jinja_copy_(j, text, own.bytes), own.bytes);
+    free(text);
+    j->out = out;
+    j->at = at;
+    j->starts_line = starts_line;
+    j->scope.count = known;
+    return j->failed ? jinja_undefined_ : made;
+}
+
+// Calls a function, or a macro.
 static JinjaValue_ jinja_call_(Jinja_* j, const char* name, const JinjaArgs_* args) {
     if (j->skip) {
         return jinja_undefined_;
+    }
+    const JinjaValue_* macro = jinja_find_(&j->scope, name, strlen(name));
+    if (macro && macro->kind == JINJA_MACRO_) {
+        return jinja_macro_(j, (size_t)macro->number, args);
     }
     if (strcmp(name, "namespace") == 0 || strcmp(name, "dict") == 0) {
         const JinjaValue_ map = jinja_items_(j, JINJA_MAP_);
@@ -671,13 +720,11 @@ static char jinja_print_text_(Jinja_* j) {
         text_end--; // the last line end of a template
     }
     if (!j->skip) {
-        fwrite(begin, 1, (size_t)(text_end - begin), j->out.file);
+        fwrite(begin, 1, (size_t)(text_end - begin), j->out);
     }
     j->starts_line = 0;
     return kind;
 }
-
-static void jinja_body_(Jinja_* j, const char* ends, JinjaName_* stop);
 
 static void jinja_if_(Jinja_* j) {
     JinjaName_ stop = {"if"};
@@ -780,6 +827,10 @@ static void jinja_statement_(Jinja_* j, const char* name) {
     } else if (strcmp(name, "for") == 0) {
         jinja_for_(j);
     } else if (strcmp(name, "macro") == 0) {
+        const JinjaName_ macro = jinja_name_(j);
+        if (!j->skip) {
+            jinja_set_(j, &j->scope, macro.text, jinja_number_(JINJA_MACRO_, (long)j->at));
+        }
         jinja_pass_(j, "%}");
         jinja_close_(j, "%}");
         j->skip++;
@@ -822,7 +873,7 @@ static void jinja_body_(Jinja_* j, const char* ends, JinjaName_* stop) {
         } else if (kind == '{') {
             const JinjaValue_ text = jinja_printed_(j, jinja_expression_(j));
             if (!j->failed) {
-                fwrite(text.text, 1, text.length, j->out.file);
+                fwrite(text.text, 1, text.length, j->out);
             }
             jinja_close_(j, "}}");
         } else {
@@ -876,14 +927,16 @@ char* jinja_render(const char* text, const JinjaChat* chat, char* error) {
     if (j.bytes > JINJA_MAX_BYTES_) {
         jinja_fail_(&j, "is too long");
     }
-    text_buffer_open(&j.out, "a chat");
+    TextBuffer out;
+    text_buffer_open(&out, "a chat");
+    j.out = out.file;
     jinja_set_chat_(&j, chat);
     jinja_body_(&j, "", &stop);
     for (size_t i = 0; i < j.num_memory; i++) {
         free(j.memory[i]);
     }
     free(j.memory);
-    char* rendered = text_buffer_close(&j.out);
+    char* rendered = text_buffer_close(&out);
     if (chat->has_date) {
         *chat->has_date |= j.has_date;
     }

@@ -11,7 +11,6 @@ compared, printed, joined and stripped.
 #include <string.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/text_buffer.h"
 #include "llmc/base/utf8.h"
 #include "llmc/tokenizer/date.h"
 
@@ -29,6 +28,7 @@ typedef enum {
     JINJA_NONE_,
     JINJA_BOOL_,
     JINJA_NUMBER_,
+    JINJA_MACRO_, // `number` is where its parameters are
     JINJA_TEXT_,
     JINJA_LIST_,
     JINJA_MAP_
@@ -71,8 +71,8 @@ typedef struct {
     const char* date;  // of strftime_now; NULL: none
     int has_date;      // it was called
     JinjaItems_ scope; // variables; the last of a name counts
-    TextBuffer out;
-    void** memory; // (num_memory) blocks to free
+    FILE* out;         // of the text, or of a macro's
+    void** memory;     // (num_memory) blocks to free
     size_t num_memory;
 } Jinja_;
 
@@ -198,11 +198,12 @@ static inline JinjaValue_ jinja_printed_(Jinja_* j, JinjaValue_ v) {
     case JINJA_NUMBER_:
         snprintf(number, sizeof(number), "%ld", v.number);
         return jinja_text_(jinja_copy_(j, number, strlen(number)), strlen(number));
+    case JINJA_MACRO_:
     case JINJA_LIST_:
     case JINJA_MAP_:
         break;
     }
-    jinja_fail_(j, "prints a list");
+    jinja_fail_(j, "prints a list or a macro");
     return jinja_text_("", 0);
 }
 

@@ -138,7 +138,7 @@ for arch in $(awk -F ' *[|] *' '/^[|] `--arch` [|] `model_type`/ { on = 1 } /^$/
     export_gguf "$arch"
     written='' read=''
     if [ $status = 0 ]; then # after the key: a type and a length of 8 bytes
-        written=$(grep -aoE 'general[.]architecture.{12}[a-z0-9]+' model.gguf | tr -d '\0' | sed 's/.*[^a-z0-9]//')
+        written=$(grep -aoE 'general[.]architecture.{12}[a-z0-9-]+' model.gguf | tr -d '\0' | sed 's/.*[^a-z0-9-]//')
         train --model model.gguf "${data[@]}" --seq-len 4 --total-batch 8 --steps 0 --samples 0 # a context may be a window
         [ $status != 0 ] || read=$written
     fi

@@ -407,6 +407,8 @@ TEST(gguf_words) {
 
 // A model that llama.cpp's loader refuses is refused here, by the name of an option.
 #define OLMO3_ .arch = ARCH_OLMO3, .C = 128, .NH = 4, .has_head = 1
+#define GPTOSS_ .arch = ARCH_GPTOSS, .C = 128, .NH = 4, .has_head = 1, .E = 4, .E_used = 2
+#define QWEN35_ .arch = ARCH_QWEN35, .C = 128, .NH = 4
 #define YARN_ .scaling = {ROPE_YARN, 4, 1, 32, 8}
 TEST(what_llama_cpp_holds) {
     static const struct {
@@ -487,6 +489,19 @@ TEST(what_llama_cpp_holds) {
         {{.arch = ARCH_PHI3, .C = 128, .NH = 4, .scaling = {ROPE_LLAMA3, 4, 1, 4, 8}}, "phi3 has no factors"},
         {{.arch = ARCH_PHI3, .C = 128, .NH = 4, .HS = 64}, "not 4 x 64 of 128"},
         {{.arch = ARCH_GLM4, .C = 128, .NH = 4, .HS = 64}, NULL},
+        {{GPTOSS_, .L = 3, .window = 4, .windows = {5}, YARN_}, NULL},
+        {{GPTOSS_, .L = 3, .window = 4, .windows = {5}, .scaling = {ROPE_YARN, 4, 1, 32, 8, 0, 1}},
+         "truncate is false"},
+        {{GPTOSS_, .L = 3, .window = 4, .windows = {7}}, "layer 1 of gpt-oss with 3 layers has no window"},
+        {{GPTOSS_, .L = 3}, "layer 0 of gpt-oss with 3 layers has a window"},
+        {{QWEN35_, .L = 5, .mixed = {0x17}, .mixer = {4, 2, 4, 16, 16}}, NULL},
+        {{QWEN35_, .L = 3, .mixed = {7}, .mixer = {4, 2, 4, 16, 16}}, NULL},
+        {{QWEN35_, .L = 2, .mixer = {4, 2, 4, 16, 16}}, NULL},
+        {{QWEN35_, .L = 4, .mixed = {6}, .mixer = {4, 2, 4, 16, 16}},
+         "every n-th layer of qwen35 has attention"},
+        {{QWEN35_, .L = 4, .mixed = {7}, .mixer = {4, 2, 4, 16, 32}}, "of the same size, not of 16 and 32"},
+        {{.arch = ARCH_LFM2, .C = 128, .NH = 4, .L = 4, .mixed = {6}, .mixer = {.taps = 3}}, NULL},
+        {{.arch = ARCH_LFM2, .C = 128, .NH = 4, .HS = 64}, "not 4 x 64 of 128"},
         {{.arch = ARCH_GRANITE, .C = 128, .NH = 4, .HS = 64, .scaling = {ROPE_LLAMA3, 4, 1, 4, 8}}, NULL},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -24,7 +24,8 @@ static const char* const models[] = {
     "llama",    "llama3",  "mistral",       "qwen2",         "qwen3",    "qwen3_tied", "arcee",
     "mixtral",  "olmoe",   "glm4moe",       "glm4moe_dense", "yarn",     "longrope",   "olmo2",
     "granite",  "smollm3", "longrope_near", "granite4",      "qwen3moe", "exaone4",    "olmo3",
-    "nanochat", "gemma2",  "yarn_exact",    "gemma3",        "phi3",     "glm4",       "deepseek3"};
+    "nanochat", "gemma2",  "yarn_exact",    "gemma3",        "phi3",     "glm4",       "gptoss",
+    "qwen35",   "lfm2",    "deepseek3"};
 enum { MODELS = sizeof(models) / sizeof(models[0]) };
 
 typedef struct {
@@ -151,12 +152,14 @@ static Whole test_model(const char* name, const Whole* whole, GgufDtype dtype) {
 // Changes what llama.cpp does not compute. Returns 1 if the weights have other sizes then.
 static int adapt(ModelConfig* cfg) {
     const GgufArch* arch = &gguf_archs[cfg->arch];
-    const int is_grouped = arch->fills_channels == 2 && model_key_heads(*cfg) != cfg->NH,
-              grows = is_grouped || (arch->fills_channels && model_heads(*cfg) != cfg->C);
+    const int is_grouped = arch->fills_channels == 2 && model_key_heads(*cfg) != cfg->NH;
+    int grows = is_grouped || (arch->fills_channels && model_heads(*cfg) != cfg->C);
     cfg->HS = grows ? cfg->C / cfg->NH : cfg->HS;
     cfg->KV = is_grouped ? cfg->NH : cfg->KV;
     cfg->attention_scale = FAMILY_GRANITE >> cfg->arch & 1 ? cfg->attention_scale : 0;
     cfg->scaling.is_exact = 0;
+    grows |= cfg->mixer.key_size != cfg->mixer.value_size;
+    cfg->mixer.key_size = cfg->mixer.value_size;
     if (cfg->scaling.kind == ROPE_LONG && !arch->has_longrope) {
         memset(&cfg->scaling, 0, sizeof(cfg->scaling));
         memset(&cfg->rope_factors, 0, sizeof(cfg->rope_factors));
@@ -302,7 +305,7 @@ TEST(refused) {
         {"blk.0.attn_q.weight", 4, "\xFF\xFF\xFF\xFF\xFF\xFF", 6, "tensor blk.0.attn_q.weight has"},
         {"blk.0.attn_q.weight", 0, "\5", 1, "tensor blk.0.attn_q.weight has 5 dimensions, wanted 1 to 4"},
         {"blk.0.attn_q.weight", 20, "\x0C", 1,
-         "tensor blk.0.attn_q.weight is Q4_K (type 12), wanted F32, F16, BF16, Q8_0 or Q4_0"},
+         "tensor blk.0.attn_q.weight is Q4_K (type 12), wanted F32, F16, BF16, Q8_0, Q4_0 or MXFP4"},
         {"blk.0.attn_q.weight", 24, "\1", 1, "tensor blk.0.attn_q.weight has 8192 bytes at|a multiple of 32"},
         {"blk.0.attn_q.weight", 28, "\1", 1,
          "tensor blk.0.attn_q.weight has 8192 bytes at|wanted them among"},
@@ -401,13 +404,13 @@ TEST(tokenizers) {
     static const struct {
         const char *file, *pre;
         int is_same;
-    } cases[] = {
-        {"tokenizers/gpt2.json", "gpt-2", 1},           {"tokenizers/smollm2.json", "smollm", 1},
-        {"tokenizers/qwen2.json", "qwen2", 1},          {"tokenizers/olmo.json", "olmo", 1},
-        {"tokenizers/llama3.json", "llama-bpe", 1},     {"tokenizers/glm4.json", "dbrx", 1},
-        {"sentencepiece/llama2.model", "default", 1},   {"sentencepiece/gemma.model", "default", 1},
-        {"sentencepiece/crossing.model", "default", 1}, {"sentencepiece/llama2.json", "default", 0},
-        {"sentencepiece/gemma.json", "default", 0},     {"sentencepiece/mistral.json", "default", 0}};
+    } cases[] = {{"tokenizers/gpt2.json", "gpt-2", 1},        {"tokenizers/smollm2.json", "smollm", 1},
+                 {"tokenizers/qwen2.json", "qwen2", 1},       {"tokenizers/olmo.json", "olmo", 1},
+                 {"tokenizers/llama3.json", "llama-bpe", 1},  {"tokenizers/glm4.json", "dbrx", 1},
+                 {"tokenizers/gptoss.json", "gpt-4o", 1},     {"sentencepiece/llama2.model", "default", 1},
+                 {"sentencepiece/gemma.model", "default", 1}, {"sentencepiece/crossing.model", "default", 1},
+                 {"sentencepiece/llama2.json", "default", 0}, {"sentencepiece/gemma.json", "default", 0},
+                 {"sentencepiece/mistral.json", "default", 0}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         test_tokenizer(cases[i].file, cases[i].pre, cases[i].is_same);
     }

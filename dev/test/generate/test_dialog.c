@@ -27,6 +27,32 @@ static void say(Dialog* dialog, ChatRole role, const char* text) {
 #define THIRD "<|im_start|>user\nAnd?<|im_end|>\n"
 #define ANSWER "<|im_start|>assistant\n"
 
+// An answer in harmony stays without its thoughts and marks.
+TEST(thoughts) {
+    static const char wanted[] =
+        "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>final<|message|>"
+        "Hello<|end|><|start|>user<|message|>Why?<|end|><|start|>assistant";
+    Bpe bpe;
+    BpeEncoder encoder;
+    Dialog dialog;
+    char text[ROOM];
+    int forgotten;
+    bpe_open_bytes(&bpe);
+    chat_choose(&bpe, CHAT_HARMONY);
+    bpe_encoder_open(&encoder, &bpe);
+    dialog_open(&dialog, &encoder, "");
+    say(&dialog, CHAT_USER, "Hi");
+    say(&dialog, CHAT_ASSISTANT,
+        "<|channel|>analysis<|message|>A greeting.<|end|><|start|>assistant<|channel|>final<|message|>Hello");
+    say(&dialog, CHAT_USER, "Why?");
+    const int count = prompt_of(&dialog, ROOM - 1, text, &forgotten), length = (int)strlen(wanted);
+    EXPECT(count > length && strcmp(text + count - length, wanted) == 0, "%s", text);
+    EXPECT(strstr(text, "Current date: 2") && !strstr(text, "greeting"), "%s", text);
+    dialog_close(&dialog);
+    bpe_encoder_close(&encoder);
+    bpe_close(&bpe);
+}
+
 TEST(turns) {
     static const struct {
         const char* wanted;

@@ -167,7 +167,7 @@ static void test_roles(const Families* all) {
                   {"shuffled", "<|endoftext|>", NULL},
                   {"nanochat", "<|bos|>", NULL},
                   {"glm4", "<|endoftext|>", "dbrx"},
-                  {"gptoss", "<|endoftext|>", NULL}};
+                  {"gptoss", "<|endoftext|>", "gpt-4o"}};
     EXPECT(sizeof(wanted) / sizeof(wanted[0]) == all->num_families, "");
     for (uint32_t i = 0; i < all->num_families; i++) {
         const Bpe* bpe = &family_of(all, wanted[i].name)->bpe;

@@ -99,8 +99,7 @@ static void test_divided(BpeEncoder* encoder, int rounds) {
     static char text[MOST];
     uint64_t state = 17;
     for (int round = 0; round < rounds; round++) {
-        // where a piece of O200K beyond BPE_MAX_PIECE is cut still depends on the blocks
-        const int has_runs = round % 3 && encoder->bpe->rules.pattern.style != BPE_O200K;
+        const int has_runs = round % 3;
         const size_t bytes = has_runs ? random_runs(&state, text, round % 2)
                                       : random_text(&state, text, random_below(&state, 300), round % 2);
         whole.count = 0;

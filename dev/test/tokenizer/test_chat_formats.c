@@ -17,6 +17,7 @@
 #include "dev/test/lib/test.h"
 
 #define FORMATS "dev/ref/fixtures/chat_formats"
+#define DATE "2024-02-09" // of the fixtures
 enum { CHATS = 300, MESSAGES = 16, ROOM = 1 << 16, TEMPLATES = 32 };
 
 typedef struct {
@@ -107,7 +108,7 @@ static void open_with(Bpe* bpe, const char* vocabulary, const char* text) {
         test_write("model/chat_template.jinja", text, strlen(text));
     }
     bpe_open(bpe, test_path("model"));
-    bpe_date_chats(bpe, "2024-02-09"); // the date in the fixtures
+    bpe_date_chats(bpe, DATE);
 }
 
 // Returns the checksum of the tokens after the first one, and of which are learned.
@@ -189,7 +190,7 @@ static char* rendered(const char* text, const Chat* chat, const char* bos) {
         contents[i] = strndup(chat->messages[i].text, chat->messages[i].bytes);
         messages[i] = (JinjaMessage){roles[chat->messages[i].role], contents[i]};
     }
-    const JinjaChat all = {messages, chat->count, bos, "</s>", 0};
+    const JinjaChat all = {messages, chat->count, bos, "</s>", 0, DATE, NULL};
     char* made = jinja_render(text, &all, error);
     EXPECT(made, "%s", error);
     for (int i = 0; i < chat->count; i++) {
@@ -241,7 +242,7 @@ TEST(written_templates) {
             free(wanted);
         }
         EXPECT(wrong == 0, "%s: %d chats", chat_word(word), wrong);
-        EXPECT(chat_recognize(&again, text, "<|begin_of_text|>", "</s>", "2024-02-09") == CHAT_KNOWN &&
+        EXPECT(chat_recognize(&again, text, "<|begin_of_text|>", "</s>", DATE) == CHAT_KNOWN &&
                    (int)chat_format_word(&again) == word && !again.default_system,
                "%s", chat_word(word));
         free(text);
@@ -308,6 +309,13 @@ TEST(dates) {
     EXPECT(strcmp(bpe.card.chat.default_system, "31 Dec 2025") == 0, "%s", bpe.card.chat.default_system);
     chat_marks_open(&marks, &bpe);
     EXPECT(chat_signature(&marks) != before, "the tokens of two dates have one checksum");
+    chat_choose(&bpe, CHAT_HARMONY);
+    EXPECT(bpe.card.chat.has_date && strcmp(bpe.card.chat.date, "2025-12-31") == 0, "%s", bpe.card.chat.date);
+    chat_marks_open(&marks, &bpe);
+    const uint64_t last = chat_signature(&marks);
+    bpe_date_chats(&bpe, DATE);
+    chat_marks_open(&marks, &bpe);
+    EXPECT(chat_signature(&marks) != last, "the tokens of two dates of a chosen format have one checksum");
     chat_choose(&bpe, CHAT_PHI4);
     bpe_date_chats(&bpe, "2025-12-31");
     EXPECT(chat_format_word(&bpe.card.chat) == CHAT_PHI4 && !bpe.card.chat.has_date, "a chosen format stays");
@@ -333,7 +341,8 @@ TEST(format_of_vocabulary) {
     bpe_close(&bpe);
     open_with(&bpe, "qwen2", NULL);
     chat_marks_open(&marks, &bpe);
-    EXPECT(chat_format_word(&marks.format) == CHAT_PHI4 && !marks.is_text, "the most marks");
+    EXPECT(chat_format_word(&marks.format) == CHAT_HARMONY && !marks.is_text, "the most marks");
+    EXPECT(chat_has_date(&bpe) && strcmp(marks.format.date, DATE) == 0, "%s", marks.format.date);
     bpe_close(&bpe);
     bpe_open(&bpe, "dev/ref/fixtures/chats/llama3.json");
     chat_marks_open(&marks, &bpe);
@@ -371,6 +380,12 @@ TEST(jinja) {
         {"{{ strftime_now('%d %H') }}", NULL},
         {"{{ strftime_now('%') }}", NULL},
         {"{{ strftime_now() }}", ""},
+        {"{% macro f(a, b='B', c='C') -%}\n {{ a ~ b }}{% if c %}{{ c }}{% endif %}\n{%- endmacro %}{{ "
+         "f('x') }} "
+         "{{ f('y', c=messages[0].role, b=f(1, 2, '')) }}{{ a }}",
+         "xBC y12user"},
+        {"{% macro f(n) %}{{ n }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", NULL},
+        {"{% macro f(n) %}{{ n }}{{ f(1) }}", NULL},
         {"{{ 'a' + 1 }}", NULL},
         {"{{ unknown() }}", NULL},
         {"{% for m in messages %}", NULL},
