@@ -311,6 +311,9 @@ static int hf_has_lines_(const HfTensor_* t) {
     case FILE_QKV:
     case FILE_QUERIES:
     case FILE_GATES:
+    case FILE_TURNS_LAST:
+    case FILE_KEY_TURNS:
+    case FILE_HEAD_VALUES:
         return 1;
     case FILE_TAPS:
     case FILE_VALUES:
@@ -320,6 +323,7 @@ static int hf_has_lines_(const HfTensor_* t) {
     case FILE_PLAIN:
     case FILE_CONV1D:
     case FILE_STACK:
+    case FILE_HEAD_KEYS:
         break;
     }
     return 0;
