@@ -260,7 +260,7 @@ architecture qwen2 --heads 6 --kv-heads 2 --head-size 16 --hidden 96
 architecture qwen3 --heads 4 --kv-heads 1 --head-size 32 --hidden 160 --window 8 --window-pattern SL --own-head on
 architecture arcee --heads 4 --kv-heads 4 --hidden 160
 architecture nanochat --heads 2
-architecture qwen35 --heads 3 --head-size 16 --kv-heads 1 --hidden 96
+architecture qwen35 --heads 3 --head-size 32 --kv-heads 1 --hidden 96
 architecture lfm2 --heads 4 --kv-heads 2 --hidden 96
 # the biases of routers are moved alike
 architecture glm4moe --heads 4 --kv-heads 2 --hidden 64 --shared-hidden 64 --experts 4 --router-bias-rate 0.01

@@ -86,9 +86,9 @@ static void check(Case c) {
 }
 
 TEST(short_conv) {
-    const int sizes[][3] = {{1, 1, 5}, {2, 3, 8}, {1, 31, 33}, {3, 130, 40}, {1, 260, 600}};
+    const int sizes[][3] = {{1, 1, 5}, {2, 3, 8}, {1, 31, 33}, {3, 130, 40}, {1, 260, 600}, {1, 3, 2100}};
     threads_set(3);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         for (int W = 2; W <= SHORT_CONV_MOST; W += 1 + W / 4) {
             for (int k = 0; k < 4; k++) {
                 check((Case){k % 2 ? SHORT_CONV_GATED : SHORT_CONV_SILU, sizes[i][0], sizes[i][1],
