@@ -543,8 +543,8 @@ static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t 
     }
 }
 
-// Sets `out` to line i of a tensor, of the lines `from` in memory. Norms have what the model adds to
-// their weights: llama.cpp multiplies by the sum.
+// Sets `out` to line i of a tensor, of the lines `from` in memory. Norms have what the model adds
+// to their weights: llama.cpp multiplies by the sum.
 static void gguf_take_line_(const GgufWriter* w, const FileTensor* tensor, const TensorRow* row,
                             FileLines lines, size_t i, const float* from, float* out) {
     const ModelConfig cfg = w->cfg;
