@@ -31,14 +31,18 @@ lint() {
 # as_unit DIRECTORY PATTERN: arguments of a compiler that reads its headers one after the other.
 as_unit() { printf -- '-include %s ' "$1"$2; echo -x c++ /dev/null; }
 
-# Compiles each header alone as C, by gcc with OpenMP, unless it has an implementation: the plain
-# build compiles that alone. Then the headers of a room as one unit of C++, without implementations,
+# Compiles each header alone as C, by gcc with OpenMP, or its implementation by clang: the plain
+# build compiles that alone, too. Then the headers of a room as one unit of C++, without implementations,
 # by clang without OpenMP: both languages, both compilers, both sides of #ifdef _OPENMP.
 lint_headers() {
     local header room number=0
     for header in llmc/*.h llmc/*/*.h; do
-        grep -q '_IMPLEMENTATION$' "$header" ||
+        if ! grep -q '_IMPLEMENTATION$' "$header"; then
             lint "$header as C, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" -x c "$header"
+        elif [ $clang = yes ] && has_case $((number++)); then
+            lint "$header as C, clang" clang -std=gnu11 "${warnings[@]}" -Wno-unknown-pragmas \
+                -D"$(basename "${header^^}" .H)_IMPLEMENTATION" -x c "$header"
+        fi
     done
     # shellcheck disable=SC2046 # names without blanks
     for room in llmc/ llmc/*/; do
