@@ -235,7 +235,7 @@ static void open_operations(Model* model, const Settled* s) {
     attention_gpu_open<floatX>(&model->attention, memory, sizes, (int)stages_first(&lengths) / ranks);
     attention_gpu_by(&model->attention, (AttentionInstructions)s->options.memory.attention);
     context_open(&model->context, memory, sizes, &model->groups.context);
-    norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
+    norm_open(&model->norm_scratch, memory, (int)N, model_widest_norm(cfg));
     embedding_open(&model->encoder, memory, (int)N, s->cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, memory, &model->state);
     const size_t* elements = model->map.totals.elements;
@@ -692,7 +692,8 @@ static void branch1_backward(const Block* b, const ModelGradients* d, GradientMo
         const MixerGradientsGpu dmixer = mixer_gradients_of(d, &b->a, mode);
         mixer_backward(&b->mixer, &dmixer, dout, b->branch1.in);
     } else {
-        const SelfAttentionGradientsGpu dattention = self_attention_gradients_of(d, &b->a, mode);
+        const SelfAttentionGradientsGpu dattention =
+            self_attention_gradients_of(d, &b->a, mode, &b->model->norm_scratch);
         self_attention_backward(&b->attention, &dattention, dout, b->branch1.in);
     }
 }

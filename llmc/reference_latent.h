@@ -23,8 +23,8 @@ typedef struct {
     size_t N, NH, HS, D, V, query_rank, rank;
 } RefLatent;
 
-static inline size_t ref_latent_queries_(RefLatent s) { return s.query_rank ? s.query_rank : s.NH * s.HS; }
-static inline size_t ref_latent_first(RefLatent s) { return ref_latent_queries_(s) + s.rank + s.D; }
+static inline size_t ref_latent_queries(RefLatent s) { return s.query_rank ? s.query_rank : s.NH * s.HS; }
+static inline size_t ref_latent_first(RefLatent s) { return ref_latent_queries(s) + s.rank + s.D; }
 static inline size_t ref_latent_up(RefLatent s) { return s.NH * (s.HS - s.D + s.V); }
 
 // Element (n, which, h, d) of qkv comes from `first` or `up`, or from q, or is zero: NULL.
@@ -36,7 +36,7 @@ static inline Real* ref_latent_source_(Real* first, Real* q, Real* up, RefLatent
     case 0:
         return s.query_rank ? q + (n * s.NH + h) * s.HS + d : row + h * s.HS + d;
     case 1:
-        return d < s.D ? row + ref_latent_queries_(s) + s.rank + d : head + d - s.D;
+        return d < s.D ? row + ref_latent_queries(s) + s.rank + d : head + d - s.D;
     default:
         return d < s.V ? head + P + d : NULL;
     }
@@ -74,7 +74,7 @@ static inline void ref_latent_columns_backward(Real* dfirst, const Real* dout, R
     }
 }
 
-// What heads see, without the zeros: out (N, NH, V) from atty (N, NH, HS).
+// Values without the zeros: out (N, NH, V) from atty (N, NH, HS).
 static inline void ref_latent_values_forward(Real* out, const Real* atty, RefLatent s) {
     for (size_t i = 0; i < s.N * s.NH * s.V; i++) {
         out[i] = atty[i / s.V * s.HS + i % s.V];

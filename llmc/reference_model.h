@@ -411,7 +411,7 @@ static inline RefNorm ref_latent_norm_(const RefModel* m, const Real* weight, Re
 static inline void ref_latent_branch_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
     const RefSizes s = m->sizes;
     const RefLatent latent = ref_latent_(m);
-    const size_t N = s.N, rank = s.rank, of_queries = ref_latent_queries_(latent);
+    const size_t N = s.N, rank = s.rank, of_queries = ref_latent_queries(latent);
     ref_linear_forward(a->first, a->ln1, p->qkvw, NULL, (RefLinear){N, s.C, s.first});
     ref_latent_columns(a->latent_kv, a->first, latent, of_queries, rank);
     ref_norm_forward(a->latent_kv_norm, a->latent_kv, ref_latent_norm_(m, p->lnkvw, a->latent_kv_rstd, rank));
@@ -431,7 +431,7 @@ static inline void ref_latent_branch_backward_(const RefModel* m, const RefParam
                                                const RefActivations* da) {
     const RefSizes s = m->sizes;
     const RefLatent latent = ref_latent_(m);
-    const size_t N = s.N, rank = s.rank, of_queries = ref_latent_queries_(latent);
+    const size_t N = s.N, rank = s.rank, of_queries = ref_latent_queries(latent);
     ref_latent_heads_backward(da->first, da->latent_queries, da->latent_up, da->qkv, latent);
     if (s.query_rank) {
         ref_linear_backward(da->latent_q_norm, dp->qupw, NULL, da->latent_queries, a->latent_q_norm, p->qupw,

@@ -288,7 +288,7 @@ def tensors(path):
 
 
 # llama.cpp has other layers than these fixtures, and the exporter says so; `families` has such models in its form.
-REFUSED = {"exaone4", "gemma2", "gemma3", "glm4moe_groups", "gptoss", "gptoss_mxfp4", "lfm2", "longrope_near", "nanochat", "olmo3", "olmoe", "qwen35", "smollm3", "yarn_exact"}
+REFUSED = {"deepseek3_plain", "exaone4", "gemma2", "gemma3", "glm4moe_groups", "gptoss", "gptoss_mxfp4", "lfm2", "longrope_near", "nanochat", "olmo3", "olmoe", "qwen35", "smollm3", "yarn_exact"}
 
 
 def check_fixtures(args, work):
@@ -408,6 +408,7 @@ FAMILIES = [
     ("qwen3moe", "tokenizers/qwen2", "--experts 4 --experts-used 3 --kv-heads 2 --head-size 32", {"rope_parameters": YARN}),
     ("olmoe", "tokenizers/olmo", "--experts 4 --own-head on", {}),
     ("glm4moe", "tokenizers/glm4", "--experts 4 --shared-hidden 256 --own-head on --head-size 32", {}),
+    ("deepseek3", "tokenizers/qwen2", "--experts 4 --dense-layers 1 --head-size 32", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
     ("olmo2", "tokenizers/olmo", "", {"rope_parameters": YARN}),
     ("olmo3", "tokenizers/olmo", "--window 9", {"rope_parameters": {
         "full_attention": YARN | {"rope_theta": 5e5}, "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
@@ -442,7 +443,7 @@ def trained(args, name, tokenizer, options, changes, work):
          "--eval-every", 0, "--samples", 0, "--threads", args.threads[-1], "--out", out])
     directory = next(out.glob("step_*"))
     config = json.loads((directory / "config.json").read_text())
-    kept = {key: value for key, value in config.items() if "rope_parameters" not in changes or "rope" not in key}
+    kept = {key: value for key, value in config.items() if "rope_parameters" not in changes or not key.startswith("rope_")}
     (directory / "config.json").write_text(json.dumps(kept | changes))
     return directory
 

@@ -33,7 +33,7 @@ LONG = dict(rope_type="longrope", rope_theta=10000.0, factor=4.0, short_factor=[
 OSS = dict(hidden_size=32, intermediate_size=64, head_dim=12, num_local_experts=5, num_experts_per_tok=2, sliding_window=5,
            pad_token_id=0, rope_parameters=YARN | dict(rope_theta=150000.0, truncate=False))
 LATENT = WIDE | dict(intermediate_size=40, moe_intermediate_size=32, num_hidden_layers=3, num_key_value_heads=4, kv_lora_rank=20, qk_rope_head_dim=6,
-                     qk_nope_head_dim=10, v_head_dim=12, first_k_dense_replace=1, routed_scaling_factor=1.5, rms_norm_eps=1e-5)
+                     qk_nope_head_dim=10, v_head_dim=12, first_k_dense_replace=1, routed_scaling_factor=1.5)
 
 # name: class of the configuration, its arguments, type of the saved weights, largest file
 MODELS = {
@@ -113,7 +113,7 @@ MODELS = {
                                                                rope_parameters=YARN | dict(mscale=0.75, mscale_all_dim=0.75)), torch.bfloat16, "5GB"),
     "deepseek3_plain": (transformers.DeepseekV3Config,
                         LATENT | dict(q_lora_rank=None, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, rope_interleave=False,
-                                      tie_word_embeddings=True, rope_parameters=YARN | dict(factor=4.0, mscale=1.5, mscale_all_dim=0.5)),
+                                      tie_word_embeddings=True, rms_norm_eps=0.001, rope_parameters=YARN | dict(factor=4.0, mscale=1.5, mscale_all_dim=0.5)),
                         torch.bfloat16, "5GB"),
 }
 

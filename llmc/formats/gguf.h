@@ -472,8 +472,8 @@ static void gguf_convert_(unsigned char* out, const float* x, size_t cols, SafeT
     }
 }
 
-// Ends the program if a finite number of a tensor, from element `first` on, would become infinite in
-// the file.
+// Ends the program if a finite number of a tensor, from element `first` on, would become infinite
+// in the file.
 static void gguf_check_(GgufWriter* w, const char* name, const float* x, size_t first, size_t count,
                         SafeTensorsDtype type) {
     const float limit = type == SAFETENSORS_F16    ? FP16_OVERFLOW

@@ -187,6 +187,15 @@ static int gguf_check_rope_(ModelConfig cfg, char* error) {
     return gguf_check_layers_(cfg, error);
 }
 
+// Returns 1 if llama.cpp opens such latents: by the layers it knows whether queries have one.
+static int gguf_check_latent_(ModelConfig cfg, char* error) {
+    const int is_lite = cfg.L == 26 || cfg.L == 27, has_queries = cfg.latent.query_rank > 0;
+    return !model_has_latent(cfg) || is_lite != has_queries ||
+           error_set(error, "--export-gguf",
+                     "llama.cpp's deepseek2 with %d layers has %s latent of queries; --out DIR works", cfg.L,
+                     is_lite ? "no" : "a");
+}
+
 // Returns 1 if llama.cpp computes such scores and logits.
 static int gguf_check_scores_(ModelConfig cfg, char* error) {
     const int by_yarn = model_has_latent(cfg) && cfg.scaling.kind == ROPE_YARN,
@@ -247,7 +256,7 @@ int gguf_check(ModelConfig cfg, char* error) {
         return error_set(error, "--export-gguf", "%d groups of experts are not written; --out DIR works",
                          cfg.expert_groups);
     }
-    return gguf_check_scores_(cfg, error) && gguf_check_rope_(cfg, error);
+    return gguf_check_latent_(cfg, error) && gguf_check_scores_(cfg, error) && gguf_check_rope_(cfg, error);
 }
 
 #endif // GGUF_ARCH_IMPLEMENTATION

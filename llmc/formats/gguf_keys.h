@@ -27,7 +27,7 @@ typedef enum {
 typedef struct {
     ModelConfig cfg;                  // of its members, those in the table
     int value_size;                   // of a head
-    int key_size_mla, value_size_mla; // of heads out of latents, whose sizes the keys without it have
+    int key_size_mla, value_size_mla; // of heads; the others are latents' then
     float log_multiplier;             // a tenth of yarn's mscale_all_dim
     int full_every;
     float layer_eps; // of a norm that also subtracts the mean

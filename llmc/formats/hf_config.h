@@ -417,8 +417,8 @@ static int hf_config_turned_(HfConfig_* config, const char* path, char* error) {
                         : old->turned > 0    ? old->turned
                         : config->turned > 0 ? config->turned
                                              : 1;
-    const int dims = model_has_latent(*cfg) ? cfg->rope_dims : (int)(HS * part), // of latents it is a key
-        is_partial = config->family->turned > 0;
+    const int is_partial = config->family->turned > 0,
+              dims = model_has_latent(*cfg) ? cfg->rope_dims : (int)(HS * part); // or a key has it
     if (!is_partial && part != 1) {
         return error_set(error, path,
                          "partial_rotary_factor changes what the model computes, which is not supported");

@@ -76,8 +76,8 @@ static int hf_query_scalar_(ModelConfig cfg) {
     return 1 / sqrtf(whole) == scale ? (int)whole : 0;
 }
 
-// Returns the number that, as mscale_all_dim of yarn, gives DeepSeek's factor of scores; 0: it is the
-// usual one; NAN: none does.
+// Returns the number that, as mscale_all_dim of yarn, gives DeepSeek's factor of scores; 0: it is
+// the usual one; NAN: none does.
 static float hf_mscale_all_(ModelConfig cfg) {
     const float scale = hf_score_scale_(cfg), factor = cfg.scaling.factor;
     const int HS = model_head_size(cfg);
@@ -185,6 +185,13 @@ static void hf_write_factors_(FILE* file, const char* key, const float* factors,
     fprintf(file, "]");
 }
 
+// Returns the mscale that, beside mscale_all, gives the attention factor, for programs that do not
+// read this.
+static float hf_mscale_(RopeScaling s, float mscale_all) {
+    const double m = hf_rope_mscale((double)s.factor, (double)mscale_all);
+    return roundf((float)(1e6 * ((double)rope_attention(s) * m - 1) / (0.1 * log((double)s.factor)))) / 1e6f;
+}
+
 // Writes the members of a scaling; mscale_all is DeepSeek's, or 0.
 static void hf_write_scaling_(FILE* file, RopeSettings s, float mscale_all) {
     const RopeScaling scaling = s.scaling;
@@ -218,8 +225,8 @@ static void hf_write_scaling_(FILE* file, RopeSettings s, float mscale_all) {
         fprintf(file, ", \"attention_factor\": %s", hf_number_(scaling.attention).text);
     }
     if (mscale_all > 0) {
-        fprintf(file, ", \"mscale\": %s, \"mscale_all_dim\": %s", hf_number_(mscale_all).text,
-                hf_number_(mscale_all).text);
+        fprintf(file, ", \"mscale\": %s, \"mscale_all_dim\": %s",
+                hf_number_(hf_mscale_(scaling, mscale_all)).text, hf_number_(mscale_all).text);
     }
 }
 

@@ -9,12 +9,25 @@ attention_config.h -- attention of a model: its sizes, and the rotary positions 
 #include "llmc/base/token_chunks.h"
 #include "llmc/model/config.h"
 #include "llmc/ops/attention.h"
+#include "llmc/ops/latent.h"
 #include "llmc/ops/rope.h"
 
 static inline AttentionSizes attention_config_sizes(ModelConfig cfg, int B, int T) {
     AttentionSizes sizes = attention_sizes(B, T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
     sizes.root = cfg.attention_scale > 0 ? 1.0f / cfg.attention_scale : sizes.root;
     sizes.cap = cfg.attention_softcap;
+    return sizes;
+}
+
+// Returns the sizes of latents for N tokens; rank 0: the model has none.
+static inline LatentSizes attention_config_latents(ModelConfig cfg, int N) {
+    const LatentSizes sizes = {N,
+                               cfg.NH,
+                               model_head_size(cfg),
+                               cfg.rope_dims,
+                               cfg.latent.value,
+                               cfg.latent.query_rank,
+                               model_has_latent(cfg) ? cfg.latent.rank : 0};
     return sizes;
 }
 

@@ -11,10 +11,9 @@ A step of decoding does without `up`.
 #ifndef LLMC_LATENTS_H
 #define LLMC_LATENTS_H
 
+#include "llmc/layers/attention_config.h"
 #include "llmc/layers/linear.h"
 #include "llmc/ops/latent.h"
-
-#define LATENT_NORM_EPS 1e-6f // whatever the model's other norms add
 
 // The latents of a layer; with sizes.rank 0 it has none.
 typedef struct {
@@ -25,23 +24,13 @@ typedef struct {
     float *q_raw, *q, *q_rstd;         // (N, query_rank), before the norm and after it; (N)
     float *kv_raw, *kv, *kv_rstd;      // (N, rank); (N)
     float *queries, *up;               // NULL: queries have no latent
-    float* values;                     // (N, NH HS): of (N, NH V), or their gradient in atty's shape
+    float* values;                     // (N, NH V); or the gradient of atty (N, NH HS)
     Linear* linear;
 } Latents;
 
-static inline LatentSizes latents_sizes(ModelConfig cfg, int N) {
-    return (LatentSizes){N,
-                         cfg.NH,
-                         model_head_size(cfg),
-                         cfg.rope_dims,
-                         cfg.latent.value,
-                         cfg.latent.query_rank,
-                         model_has_latent(cfg) ? cfg.latent.rank : 0};
-}
-
 static inline Latents latents_of(const LayerPass* layer) {
     const ModelActivations* a = &layer->a;
-    return (Latents){.sizes = latents_sizes(layer->cfg, pass_tokens(layer->pass)),
+    return (Latents){.sizes = attention_config_latents(layer->cfg, pass_tokens(layer->pass)),
                      .queries_up = layer->weights.queries_up,
                      .keys_up = layer->weights.keys_up,
                      .q_weight = layer->p.lnqw,
@@ -82,8 +71,8 @@ static inline void latents_forward_cpu(float* qkv, const Latents* x, int is_step
     latent_heads_cpu(qkv, x->first, x->queries, is_step ? NULL : x->up, s);
 }
 
-// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; and memory
-// for those of the latents, before their norms and after them.
+// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; and
+// memory for those of the latents, before their norms and after them.
 typedef struct {
     float *dq_weight, *dkv_weight, *dqueries_up, *dkeys_up;
     GradientMode mode;
@@ -141,7 +130,8 @@ static inline void latents_store_cpu(const Latents* x, LatentCache cache, const 
 static inline void latents_cached_cpu(const Latents* x, LatentCache cache, const float* qkv,
                                       const int* positions, float scale, LatentScratch* scratch) {
     const Weight* up = &x->keys_up;
-    const LatentWeight weight = {up->data, x->linear->is_quantized ? linear_blocks_(up) : NULL};
+    const LatentWeight weight = {
+        up->data, x->linear->is_quantized ? (const QuantizedBlock*)(const void*)up->data : NULL};
     latent_cached_cpu(x->values, qkv, positions, weight, scale, cache, scratch, x->sizes);
 }
 

@@ -8,6 +8,8 @@ front of it and behind it.
     out (N, C)                  = residual + atty proj^T + bias; with gates:
                                   residual + (atty sigmoid(inp gate^T)) proj^T
 
+With latents (latents.cuh) the first product is what they come from, and proj reads their values.
+
 If several ranks cut these matrices (tensor_parallel.cuh), inp, residual and out are the rows of
 this rank's tokens; else of all. The gradient of proj's bias is computed where dout is made.
 
@@ -20,6 +22,7 @@ gradients added up after it (context_parallel.h).
 #include "llmc/gpu/floatx.cuh"
 
 #include "llmc/layers/attention_config.h"
+#include "llmc/layers/latents.cuh"
 #include "llmc/layers/linear.cuh"
 #include "llmc/ops/attention.cuh"
 #include "llmc/ops/attention_race.cuh"
@@ -32,11 +35,12 @@ gradients added up after it (context_parallel.h).
 
 typedef struct {
     AttentionSizes sizes;
-    const int* starts;               // (B, W), or NULL
-    int window;                      // decoding: tokens that a token sees, including itself; 0: all
-    Weight weight, proj;             // (QKV, C), (C, Q)
-    Weight gate;                     // (Q, C), or no data
-    floatX *gates, *gated;           // (N, Q) of atty, before their sigmoid; atty with them
+    const int* starts;     // (B, W), or NULL
+    int window;            // decoding: tokens that a token sees, including itself; 0: all
+    Weight weight, proj;   // (QKV, C), (C, Q); of latents (R, C), (C, NH V)
+    Weight gate;           // (Q, C), or no data
+    floatX *gates, *gated; // (N, Q) of atty, before their sigmoid; atty with them
+    LatentsGpu latents;
     const floatX* proj_bias;         // (C), or NULL
     HeadsGpu<floatX> heads;          // norms and rotation of queries and keys
     const floatX* sinks;             // (NH), or NULL
@@ -68,6 +72,7 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
     layer.gate = of->weights.gate;
     layer.gates = a->att_gate;
     layer.gated = a->att_gated;
+    layer.latents = latents_of(of);
     layer.proj_bias = p->attprojb;
     layer.positions = pass_is_step(pass) ? pass->positions.given : NULL;
     layer.heads = {
@@ -110,19 +115,52 @@ static inline const floatX* self_attention_gather_(const SelfAttentionGpu* a) {
                : NULL;
 }
 
+// Sets qkv before norms and positions; inp (N, C).
+static inline void self_attention_linear_(const SelfAttentionGpu* a, const floatX* inp) {
+    const int has_latents = latents_are_there(&a->latents);
+    linear_forward(has_latents ? a->latents.first : a->qkv, inp, &a->weight, a->sizes.B * a->sizes.T,
+                   a->linear);
+    if (has_latents) {
+        latents_forward(a->qkv, &a->latents, a->positions != NULL);
+    }
+}
+
+static inline LatentCacheGpu<floatX> self_attention_latents_(const SelfAttentionGpu* a) {
+    return {a->cache.data, a->cache.maxT};
+}
+
+// Keeps the keys and values in qkv, or their latents.
+static inline void self_attention_store_(const SelfAttentionGpu* a) {
+    const Gpu* gpu = a->linear->gpu;
+    if (latents_are_there(&a->latents)) {
+        latent_store(self_attention_latents_(a), (const floatX*)a->latents.kv, (const floatX*)a->qkv,
+                     a->positions, a->sequence, a->latents.sizes, gpu);
+    } else {
+        attention_cache_store(a->cache, a->qkv, a->positions, a->sequence, a->sizes, gpu);
+    }
+}
+
+// Sets what the queries of a step see.
+static inline void self_attention_step_(const SelfAttentionGpu* a, const AttentionPassGpu<floatX>* pass) {
+    if (latents_are_there(&a->latents)) {
+        latents_cached(&a->latents, self_attention_latents_(a), a->qkv, a->positions, 1 / a->sizes.root);
+    } else {
+        attention_cached(pass, a->positions, a->window, a->cache, a->linear->gpu);
+    }
+}
+
 // Sets qkv, atty and lse; inp (N, C).
 static inline void self_attention_heads_(const SelfAttentionGpu* a, const floatX* inp) {
-    const int N = a->sizes.B * a->sizes.T;
     const Gpu* gpu = a->linear->gpu;
-    linear_forward(a->qkv, inp, &a->weight, N, a->linear);
+    self_attention_linear_(a, inp);
     heads_forward(a->qkv, &a->heads, gpu);
     if (a->cache.data) {
-        attention_cache_store(a->cache, a->qkv, a->positions, a->sequence, a->sizes, gpu);
+        self_attention_store_(a);
     }
     const AttentionPassGpu<floatX> pass =
         self_attention_pass_(a, a->positions ? NULL : self_attention_gather_(a));
     if (a->positions) {
-        attention_cached(&pass, a->positions, a->window, a->cache, gpu);
+        self_attention_step_(a, &pass);
     } else {
         attention_raced_forward(&pass, a->attention, a->linear->matmul);
     }
@@ -135,8 +173,14 @@ static inline size_t self_attention_elements_(const SelfAttentionGpu* a) {
     return (size_t)a->tensor.cut.N * (size_t)a->proj.C;
 }
 
-// Returns the output of the heads (N, Q), with gates if they have any.
-static inline const floatX* self_attention_gated_(const SelfAttentionGpu* a) {
+// Returns the output of the heads (N, Q), with gates if they have any, or without padding.
+static inline const floatX* self_attention_result_(const SelfAttentionGpu* a) {
+    if (latents_are_there(&a->latents)) {
+        if (!a->positions) {
+            latent_values(a->latents.values, (const floatX*)a->atty, a->latents.sizes, a->linear->gpu);
+        }
+        return a->latents.values;
+    }
     if (!a->gate.data) {
         return a->atty;
     }
@@ -163,7 +207,7 @@ static inline void self_attention_forward_residual(floatX* out, const floatX* re
         linear_forward(a->gates, inp, &a->gate, N, a->linear);
     }
     linear_forward_residual(tensor_part(tensor, out), tensor_residual(tensor, residual),
-                            self_attention_gated_(a), &a->proj, N, a->linear);
+                            self_attention_result_(a), &a->proj, N, a->linear);
     tensor_sum(tensor, out, residual, a->proj_bias);
 }
 
@@ -177,13 +221,20 @@ typedef struct {
     floatX* dgates; // (N, Q)
     floatX* part;   // (N, C)
     floatX* dqkv;   // (N, QKV)
+    LatentsGradientsGpu latents;
 } SelfAttentionGradientsGpu;
 
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
-static inline SelfAttentionGradientsGpu
-self_attention_gradients_of(const ModelGradients* d, const ModelActivations* a, GradientMode mode) {
-    return {a->branch,   d->qkvw, d->qkvb,   d->qnormw,    d->knormw, d->sinks, d->attgatew,
-            d->attprojw, mode,    a->branch, a->datt_gate, a->dpart,  a->dqkv};
+static inline SelfAttentionGradientsGpu self_attention_gradients_of(const ModelGradients* d,
+                                                                    const ModelActivations* a,
+                                                                    GradientMode mode, NormScratch* scratch) {
+    return {a->branch,    d->qkvw,
+            d->qkvb,      d->qnormw,
+            d->knormw,    d->sinks,
+            d->attgatew,  d->attprojw,
+            mode,         a->branch,
+            a->datt_gate, a->dpart,
+            a->dqkv,      latents_gradients_of(d, a, mode, scratch)};
 }
 
 // Sets dqkv, the gradient of the linear layer's output, and sets or adds to its bias's gradient. If
@@ -212,6 +263,16 @@ static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const
     if (!plain && d->dqkvb.data) {
         column_sums(d->dqkvb, sums, (const floatX*)d->dqkv, N, attention_qkv_size(a->sizes), d->mode, gpu);
     }
+}
+
+// Returns the gradient of atty, given that of the result.
+static inline const floatX* self_attention_datty_(const SelfAttentionGpu* a,
+                                                  const SelfAttentionGradientsGpu* d) {
+    if (!latents_are_there(&a->latents)) {
+        return d->datty;
+    }
+    latent_values_backward(a->latents.values, (const floatX*)d->datty, a->latents.sizes, a->linear->gpu);
+    return a->latents.values;
 }
 
 // Turns datty, the gradient of the heads' output with gates, into that without them.
@@ -244,10 +305,15 @@ static inline void self_attention_backward(const SelfAttentionGpu* a, const Self
     }
     dout = tensor_gather(tensor, 0, dout), inp = tensor_gather(tensor, 1, inp);
     floatX* dinp = tensor_part(tensor, d->dinp);
-    linear_backward(d->datty, {d->dprojw, d->mode}, dout, self_attention_gated_(a), &a->proj, N, a->linear);
+    linear_backward(d->datty, {d->dprojw, d->mode}, dout, self_attention_result_(a), &a->proj, N, a->linear);
     self_attention_gates_backward_(a, d);
-    self_attention_backward_qkv_(a, d, d->datty);
-    linear_backward(dinp, {d->dqkvw, d->mode}, d->dqkv, inp, &a->weight, N, a->linear);
+    self_attention_backward_qkv_(a, d, self_attention_datty_(a, d));
+    const floatX* dlinear = d->dqkv;
+    if (latents_are_there(&a->latents)) {
+        latents_backward(&a->latents, &d->latents, d->dqkv);
+        dlinear = a->latents.first;
+    }
+    linear_backward(dinp, {d->dqkvw, d->mode}, dlinear, inp, &a->weight, N, a->linear);
     self_attention_gates_finish_(a, d, dinp, inp);
     tensor_sum(tensor, d->dinp, NULL, NULL);
 }

@@ -83,7 +83,7 @@ static inline void self_attention_open(Attention* a, Memory* memory, int is_bf16
     attention_config_open_ropes(&a->ropes, memory, cfg, W, rope_open);
     context_open_cpu(&a->context, memory, sizes, context);
     if (model_has_latent(cfg)) {
-        latent_open(&a->latents, memory, latents_sizes(cfg, sizes.B), W);
+        latent_open(&a->latents, memory, attention_config_latents(cfg, sizes.B), W);
     }
 }
 

@@ -151,8 +151,8 @@ typedef struct {
     int taps, key_heads, value_heads, key_size, value_size;
 } ModelMixer;
 
-// Sizes of latent attention (latent.h): columns of the queries' latent, 0: they have none; of that of
-// keys and values; of a value. rope_dims channels of a head turn, those of all heads' key alike.
+// Sizes of latent attention (latent.h): columns of the queries' latent, 0: they have none; of that
+// of keys and values; of a value. rope_dims channels of a head turn, those of all heads' key alike.
 typedef struct {
     int query_rank, rank, value;
     int in_halves; // order of channels that turn in files: halves, not pairs
@@ -470,6 +470,13 @@ static inline int model_widest(ModelConfig cfg) {
               rank = cfg.latent.query_rank > cfg.latent.rank ? cfg.latent.query_rank : cfg.latent.rank,
               other = rank > values ? rank : values, C = cfg.C;
     return most > C && most > other ? most : other > C ? other : C;
+}
+
+// Returns the most columns that a norm has of a token's stream or latents.
+static inline int model_widest_norm(ModelConfig cfg) {
+    const int of_queries = cfg.latent.query_rank, rank = cfg.latent.rank,
+              most = of_queries > rank ? of_queries : rank;
+    return most > cfg.C ? most : cfg.C;
 }
 
 static inline NormKind model_norm(ModelConfig cfg) { return model_architecture(cfg.arch)->norm; }

@@ -16,8 +16,8 @@ has the tensors of its architecture whose parameters the model has.
 
 // Rows of a parameter that a tensor of a file has: all; the queries', keys' or values'; the first
 // half, in an MLP its gate, or the second; of both, in turns. With experts: the rows of one expert.
-// With latents, of their first matrix: the queries' latent; that of keys, and the key that turns; of
-// the matrix out of the latter: the keys of all heads, or the values.
+// With latents, of their first matrix: the queries' latent; that of keys, and the key that turns;
+// of the matrix out of the latter: the keys of all heads, or the values.
 typedef enum {
     ROWS_ALL,
     ROWS_Q,
@@ -89,7 +89,8 @@ enum {
     FAMILY_EXPERTS = FAMILY_MIXTRAL | FAMILY_MOE | FAMILY_GPTOSS,
     FAMILY_ROUTED = FAMILY_GLM | FAMILY_GPTOSS, // GGUF names the norm before experts otherwise
     FAMILY_ROPE = FAMILY_LLAMAS | FAMILY_NANOCHAT | FAMILY_EXPERTS | FAMILY_GRANITE4 | FAMILY_HYBRID,
-    FAMILY_LLAMA_NAMES = FAMILY_ROPE & ~FAMILY_LFM2,                  // of norms and the heads' projection
+    // of norms and the heads' projection
+    FAMILY_LLAMA_NAMES = FAMILY_ROPE & ~FAMILY_LFM2,
     FAMILY_QKV_APART = FAMILY_ROPE & ~FAMILY_PHI3 & ~FAMILY_DEEPSEEK, // a matrix each
     FAMILY_Q_ALONE = FAMILY_QKV_APART & ~FAMILY_QWEN35,
     // names of the norm before the MLP differ

@@ -164,7 +164,7 @@ static const ModelPreset models_[] = {
         .scaling = YARN_(40, 4096, 1, 0), .attention_scale = 0.13523377f), // (1 + ln(40) / 10)^2 / sqrt(192)
     // of about 50M parameters with a tokenizer of 24,000 tokens, a token uses 25M
     MODEL_("mla:moe-50m", ARCH_DEEPSEEK3, 8, 384, 6, 0, 96, 1024, 1024, 0, 0, 1e-6f, .rope_base = 1e4f, .rope_dims = 32, .E = 16, .E_used = 4,
-        .Fe = 256, .Fs = 256, .dense_layers = 1, .latent = {.rank = 128, .value = 64}),
+        .Fe = 256, .Fs = 256, .dense_layers = 1, .latent = {.query_rank = 192, .rank = 128, .value = 64}),
     NANOCHAT_("nanochat:d12", 12, 768, 6, 2048, 65536),
     NANOCHAT_("nanochat:d20", 20, 1280, 10, 2048, 65536),
     NANOCHAT_("speedrun", 12, 768, 6, 1024, 0), // it also has a recipe (recipes.h)

@@ -7,7 +7,7 @@ and the CPU version of what it does between its matmuls and attention.
     q (N, NH HS)          = norm(q') times a matrix, or q'
     c (N, rank)           = norm(c')
     up (N, NH (P + V))    = c times a matrix: of each head P channels of its key, then its value
-    qkv (N, 3 NH HS)      query h = q_h      key h = [r, up_h's first P]      value h = up_h's last V
+    qkv (N, 3 NH HS)      query h = q_h     key h = [r, up_h's first P]     value h = up_h's last V
 
 A head has HS = D + P channels, of which the first D turn; those of its key are r, in all heads. In
 qkv a value is padded with zeros to HS channels, so attention and rotary positions (heads.h) are as
@@ -34,6 +34,7 @@ which is the same but for rounding. DeepSeek-AI, "DeepSeek-V2", 2024.
 
 #include <stddef.h>
 
+#include "llmc/base/host_device.h"
 #include "llmc/base/memory.h"
 #include "llmc/ops/q8.h"
 
@@ -41,18 +42,20 @@ which is the same but for rounding. DeepSeek-AI, "DeepSeek-V2", 2024.
 extern "C" {
 #endif
 
+#define LATENT_NORM_EPS 1e-6f // of the norms of latents, whatever a model's other norms add
+
 // D: channels of a head that turn; value: V. query_rank 0: queries have no latent.
 typedef struct {
     int N, NH, HS, D, value, query_rank, rank;
 } LatentSizes;
 
 // Return columns: of queries in `first`; where r is there; of all; of up; and of the cache.
-static inline int latent_queries(LatentSizes s) { return s.query_rank > 0 ? s.query_rank : s.NH * s.HS; }
-static inline int latent_turning(LatentSizes s) { return latent_queries(s) + s.rank; }
-static inline int latent_first(LatentSizes s) { return latent_turning(s) + s.D; }
-static inline int latent_head_up(LatentSizes s) { return s.HS - s.D + s.value; }
-static inline int latent_up(LatentSizes s) { return s.NH * latent_head_up(s); }
-static inline int latent_kept(LatentSizes s) { return s.rank + s.D; }
+HOST_DEVICE int latent_queries(LatentSizes s) { return s.query_rank > 0 ? s.query_rank : s.NH * s.HS; }
+HOST_DEVICE int latent_turning(LatentSizes s) { return latent_queries(s) + s.rank; }
+HOST_DEVICE int latent_first(LatentSizes s) { return latent_turning(s) + s.D; }
+HOST_DEVICE int latent_head_up(LatentSizes s) { return s.HS - s.D + s.value; }
+HOST_DEVICE int latent_up(LatentSizes s) { return s.NH * latent_head_up(s); }
+HOST_DEVICE int latent_kept(LatentSizes s) { return s.rank + s.D; }
 
 // Sets the latents, q (N, query_rank), unless queries have none, and c (N, rank), from first.
 void latent_split_cpu(float* q, float* c, const float* first, LatentSizes s);

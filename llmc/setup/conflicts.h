@@ -641,6 +641,10 @@ static void setup_check_mup_model_(const Settled* s) {
                   "--own-head on",
                   text, model_architecture(s->cfg.arch)->word);
     }
+    if (model_has_latent(s->cfg)) {
+        die_usage("--mup %s: the latents of %s do not grow with the channels; wanted an --arch without", text,
+                  model_architecture(s->cfg.arch)->word);
+    }
     if (model_has_norms_after(s->cfg)) {
         die_usage("--mup %s: the norms after the branches of %s undo the factors of weights before them; "
                   "wanted an --arch without",

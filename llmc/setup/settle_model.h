@@ -172,6 +172,10 @@ static void settle_experts_(Options* o, ModelConfig* cfg, const char* path) {
     if (o->model.dense_layers > 0 && kinds->router != ROUTER_SIGMOID) {
         die_usage("--dense-layers has no meaning with --arch %s; glm4moe and deepseek3 have it", kinds->word);
     }
+    if (o->model.dense_layers > 0 && o->model.dense_layers >= cfg->L) {
+        die_usage("--dense-layers %d of %d layers; wanted at most %d", o->model.dense_layers, cfg->L,
+                  cfg->L - 1);
+    }
     cfg->E = o->model.experts, cfg->E_used = o->model.experts_used;
     cfg->dense_layers = o->model.dense_layers;
 }
@@ -242,11 +246,17 @@ static void settle_heads_(Options* o, ModelConfig* cfg, const char* path) {
     }
 }
 
-// Derives the sizes of a new model's latents: half of a head turns, values are as wide as heads.
-static void settle_latent_(ModelConfig* cfg) {
+// Derives the sizes of a new model's latents: half of a head turns, values are as wide as heads,
+// and latents are a quarter of the channels in whole 64s, those of queries twice as wide.
+static void settle_latent_(const Options* o, ModelConfig* cfg) {
+    if (model_has_latent(*cfg) && o->model.kv_heads != cfg->NH) {
+        die_usage("--kv-heads %d, --heads %d, --arch %s, all of whose heads share a latent; wanted as many",
+                  o->model.kv_heads, cfg->NH, model_architecture(cfg->arch)->word);
+    }
     if (model_has_latent(*cfg) && cfg->latent.rank == 0) {
         cfg->rope_dims = model_head_size(*cfg) / 4 * 2;
-        cfg->latent = (ModelLatent){.rank = (cfg->C / 4 + 31) / 32 * 32, .value = model_head_size(*cfg)};
+        const int rank = (cfg->C / 4 + 63) / 64 * 64;
+        cfg->latent = (ModelLatent){2 * rank, rank, model_head_size(*cfg), 0};
     }
 }
 
@@ -440,7 +450,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     cfg.Vp = path ? cfg.Vp : model_padded_vocab(cfg.V);
     settle_experts_(options, &cfg, path);
     settle_heads_(options, &cfg, path);
-    settle_latent_(&cfg);
+    settle_latent_(options, &cfg);
     settle_expert_hidden_(options, &cfg, path);
     settle_shared_expert_(options, &cfg, path);
     settle_positions_(options, &cfg, path);

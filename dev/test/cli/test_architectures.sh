@@ -84,7 +84,7 @@ lines=('llama --kv-heads 2 --own-head on' 'mistral --window 9' 'qwen2 --kv-heads
     'smollm3 --kv-heads 2' 'olmo3 --kv-heads 2 --window 9' 'exaone4 --kv-heads 2 --window 9 --window-pattern SL'
     'granite4 --kv-heads 1' 'gemma3 --kv-heads 2 --window 9' 'phi3 --window 9' 'glm4 --kv-heads 2'
     'gptoss --experts 4 --kv-heads 2 --window 9' 'qwen35 --kv-heads 2 --layer-types delta,full'
-    'lfm2 --kv-heads 2 --layer-types conv,full')
+    'lfm2 --kv-heads 2 --layer-types conv,full' 'deepseek3 --experts 4')
 for i in "${!lines[@]}"; do
     has_case "$i" || continue
     line=${lines[i]}

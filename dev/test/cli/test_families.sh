@@ -43,7 +43,7 @@ near_updates() {
 updates() {
     local model=$1 tolerances=("${@:2:3}") routers=()
     shift 4
-    case $model in mixtral | qwen3moe | olmoe | glm4moe* | gptoss*) routers=(--router-balance 0 --router-z 0) ;; esac
+    case $model in mixtral | qwen3moe | olmoe | glm4moe* | gptoss* | deepseek3*) routers=(--router-balance 0 --router-z 0) ;; esac
     rm -rf out
     runs "$model $*" --model "$fixtures/$model" "${data[@]}" "${adamw[@]}" --samples 0 "${routers[@]}" --out out "$@"
     check "$model $*: losses and norms" near_updates "$model" "${tolerances[@]}"

@@ -147,7 +147,7 @@ void inputs_restore(void);
 
 // ---- relations (relations.c) ----
 
-#define ARCHS_WITH_EXPERTS "mixtral qwen3moe olmoe glm4moe gptoss"
+#define ARCHS_WITH_EXPERTS "mixtral qwen3moe olmoe glm4moe gptoss deepseek3"
 
 typedef struct {
     const char* name;

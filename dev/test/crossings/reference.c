@@ -135,9 +135,13 @@ static Numbers reference_update(const char* path, const Command* c, const Docume
     n.loss = ref_model_forward(&m, d->tokens, d->targets, NULL);
     ref_model_backward(&m, d->tokens, d->targets, NULL);
     n.norm = reference_norm(&m);
+    const int routers = model_layers_of(m.cfg, LAYERS_EXPERTS);
     for (int l = 0; l < m.cfg.L && m.cfg.E > 0; l++) {
         double taken[ROUTER_MAX_EXPERTS] = {0}, all = 0;
-        n.entropy += reference_routing(&m, d, l, taken) / (d->all * m.cfg.L);
+        if (!model_layer_has(m.cfg, LAYERS_EXPERTS, l)) {
+            continue;
+        }
+        n.entropy += reference_routing(&m, d, l, taken) / (d->all * routers);
         for (int e = 0; e < m.cfg.E; e++) {
             all += taken[e];
         }

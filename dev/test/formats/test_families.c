@@ -18,11 +18,11 @@
 enum { SEQUENCES = 2, TOKENS = 13 }; // of the fixtures
 
 static const char* const names[] = {
-    "llama",         "llama3",         "mistral",  "qwen2",   "qwen3",   "qwen3_tied",   "arcee",
-    "nanochat",      "mixtral",        "qwen3moe", "olmoe",   "glm4moe", "yarn",         "yarn_exact",
-    "longrope",      "longrope_near",  "olmo2",    "granite", "gemma2",  "smollm3",      "olmo3",
-    "exaone4",       "granite4",       "gemma3",   "phi3",    "gptoss",  "gptoss_mxfp4", "glm4",
-    "glm4moe_dense", "glm4moe_groups", "qwen35",   "lfm2"};
+    "llama",         "llama3",         "mistral",  "qwen2",   "qwen3",     "qwen3_tied",     "arcee",
+    "nanochat",      "mixtral",        "qwen3moe", "olmoe",   "glm4moe",   "yarn",           "yarn_exact",
+    "longrope",      "longrope_near",  "olmo2",    "granite", "gemma2",    "smollm3",        "olmo3",
+    "exaone4",       "granite4",       "gemma3",   "phi3",    "gptoss",    "gptoss_mxfp4",   "glm4",
+    "glm4moe_dense", "glm4moe_groups", "qwen35",   "lfm2",    "deepseek3", "deepseek3_plain"};
 enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
 
 typedef struct {
@@ -387,8 +387,9 @@ static void write_fused(const Family* family, const char* directory, int layer) 
 // Experts that transformers 5 saved as it has them in memory are the same weights, and layers that
 // predict further tokens are left out.
 TEST(fused_experts) {
-    static const char* const experts[] = {"mixtral", "qwen3moe", "olmoe", "glm4moe", "glm4moe_dense"};
-    for (int i = 0; i < 5; i++) {
+    static const char* const experts[] = {"mixtral", "qwen3moe",      "olmoe",
+                                          "glm4moe", "glm4moe_dense", "deepseek3"};
+    for (int i = 0; i < 6; i++) {
         const Family family = family_open(experts[i]);
         char name[32];
         snprintf(name, sizeof(name), "fused_%s", experts[i]);

@@ -24,7 +24,7 @@ static const char* const models[] = {
     "llama",    "llama3",  "mistral",       "qwen2",         "qwen3",    "qwen3_tied", "arcee",
     "mixtral",  "olmoe",   "glm4moe",       "glm4moe_dense", "yarn",     "longrope",   "olmo2",
     "granite",  "smollm3", "longrope_near", "granite4",      "qwen3moe", "exaone4",    "olmo3",
-    "nanochat", "gemma2",  "yarn_exact",    "gemma3",        "phi3",     "glm4"};
+    "nanochat", "gemma2",  "yarn_exact",    "gemma3",        "phi3",     "glm4",       "deepseek3"};
 enum { MODELS = sizeof(models) / sizeof(models[0]) };
 
 typedef struct {

@@ -549,6 +549,7 @@ TEST(refusals_of_experts) {
 // A missing key whose default is not what we compute is refused.
 TEST(missing_keys_of_experts) {
 #define GLM_ "'num_key_value_heads':2,'moe_intermediate_size':16,"
+#define DEEPSEEK_ "'first_k_dense_replace':1,'moe_intermediate_size':16,"
     static const struct {
         Refused config;
         const char* words;
@@ -564,6 +565,16 @@ TEST(missing_keys_of_experts) {
          "4 layers without experts, wanted 0 to 2"},
         {{"glm4_moe", "'num_key_value_heads':2,'attention_bias':true,'use_qk_norm':true"},
          "no moe_intermediate_size"},
+        {{"deepseek_v3", DEEPSEEK_ "'quantization_config':{'quant_method':'fp8'}"},
+         "quantization_config: weights in fp8 are not read; wanted bf16"},
+        {{"deepseek_v3", DEEPSEEK_ "'topk_method':'greedy'"}, "topk_method is greedy, wanted noaux_tc"},
+        {{"deepseek_v3", DEEPSEEK_ "'norm_topk_prob':false"}, "norm_topk_prob is false, wanted true"},
+        {{"deepseek_v3", DEEPSEEK_ "'attention_bias':true"}, "attention_bias is true, wanted false"},
+        {{"deepseek_v3", DEEPSEEK_ "'num_key_value_heads':2"},
+         "4 heads with 2 heads of keys, wanted as many"},
+        {{"deepseek_v3", DEEPSEEK_ "'kv_lora_rank':0"}, "latents of 0 channels"},
+        {{"deepseek_v3", DEEPSEEK_ "'v_head_dim':193"}, "values of 193|values of 1 to 192"},
+        {{"deepseek_v3", "'first_k_dense_replace':1"}, "no moe_intermediate_size"},
         {{"granitemoehybrid", HYBRID_ "'attention','mamba','attention']"}, "layer_types has mamba"},
         {{"granitemoehybrid", "'shared_intermediate_size':36,'num_local_experts':0"},
          "layer_types is missing, wanted full_attention"},
@@ -586,6 +597,7 @@ TEST(missing_keys_of_experts) {
         {{"qwen3_5_text", "'linear_num_value_heads':24"}, "24 heads of values and 16 of keys"},
     };
 #undef GLM_
+#undef DEEPSEEK_
 #undef HYBRID_
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char words[256];
@@ -593,6 +605,30 @@ TEST(missing_keys_of_experts) {
         EXPECT(test_dies(body_read, &cases[i].config, EXIT_FAILURE, words), "%s: %s", cases[i].config.type,
                cases[i].config.members);
     }
+}
+
+// Missing sizes of latents are DeepSeek V3's; published files have yarn in an older form.
+TEST(latents) {
+    ModelConfig cfg = read_members(
+        "deepseek_v3",
+        "'first_k_dense_replace':1,'moe_intermediate_size':16,'num_key_value_heads':4,'head_dim':64,"
+        "'rope_scaling':{'beta_fast':32,'beta_slow':1,'factor':40,'mscale':1.0,'mscale_all_dim':1.0,"
+        "'original_max_position_embeddings':4096,'type':'yarn'}");
+    EXPECT(cfg.HS == 192 && cfg.rope_dims == 64 && cfg.latent.query_rank == 1536 && cfg.latent.rank == 512 &&
+               cfg.latent.value == 128 && !cfg.latent.in_halves,
+           "heads of %d, latents of %d and %d", cfg.HS, cfg.latent.query_rank, cfg.latent.rank);
+    EXPECT(cfg.E == 256 && cfg.E_used == 8 && cfg.expert_groups == 8 && cfg.expert_groups_used == 4 &&
+               cfg.router_factor == 2.5f,
+           "%d of %d experts", cfg.E_used, cfg.E);
+    EXPECT(cfg.attention_scale == 0.13523377f && rope_attention(cfg.scaling) == 1, "%.9g",
+           (double)cfg.attention_scale);
+    cfg = read_members(
+        "deepseek_v3",
+        "'first_k_dense_replace':1,'moe_intermediate_size':16,'q_lora_rank':null,"
+        "'rope_interleave':false,'n_group':1,'topk_group':1,'n_routed_experts':64,'num_experts_per_tok':6");
+    EXPECT(cfg.latent.query_rank == 0 && cfg.latent.in_halves && cfg.expert_groups == 0 &&
+               cfg.attention_scale == 0,
+           "plain queries, halves, no groups");
 }
 
 // A missing size is refused, not guessed.
@@ -658,6 +694,12 @@ TEST(written) {
          .Fs = 16, .router_factor = 1},
         {SMALL, .L = 3, .arch = ARCH_GLM4MOE, .E = 4, .E_used = 2, .dense_layers = 2, .F = 40, .Fe = 16, .Fs = 32,
          .router_factor = 1},
+        {SMALL, .L = 3, .arch = ARCH_DEEPSEEK3, .has_head = 1, .E = 4, .E_used = 2, .F = 16, .Fs = 16, .router_factor = 1,
+         .HS = 10, .rope_dims = 4, .latent = {12, 8, 6, 0}},
+        // (0.1 0.7 ln(40) + 1)^2 / sqrt(10)
+        {SMALL, .L = 3, .arch = ARCH_DEEPSEEK3, .E = 8, .E_used = 2, .expert_groups = 4, .expert_groups_used = 2, .dense_layers = 2,
+         .F = 40, .Fe = 16, .Fs = 32, .router_factor = 2.5f, .HS = 10, .rope_dims = 4, .latent = {0, 8, 10, 1},
+         .attention_scale = 0.50062698f, .scaling = {ROPE_YARN, 40, 1, 32, 16, 1.125f}},
         {SMALL, .L = 3, .arch = ARCH_SMOLLM3, .unrotated = {1}, .window = 9, .windows = {6}},
         {SMALL, .L = 3, .arch = ARCH_SMOLLM3, .has_head = 1, .HS = 8},
         {SMALL, .L = 3, .arch = ARCH_OLMO3, .has_head = 1, .window = 9, .windows = {5}, .window_rope_base = 300,

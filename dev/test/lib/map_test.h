@@ -34,6 +34,9 @@ static inline ModelConfig map_test_model(Rand* random) {
         cfg.E_used = 2;
         cfg.Fs = map_test_below(random, 2) ? 32 : 0;
     }
+    if (model_has_latent(cfg)) {
+        cfg.KV = 0, cfg.rope_dims = 4, cfg.latent = (ModelLatent){map_test_below(random, 2) * 24, 16, 6, 0};
+    }
     cfg.share = cfg.L % 2 == 0 && map_test_below(random, 4) == 0 ? SHARE_PAIRS : SHARE_OFF;
     if (model_architecture(cfg.arch)->router == ROUTER_SIGMOID && map_test_below(random, 3)) {
         cfg.dense_layers = map_test_below(random, cfg.L);

@@ -56,9 +56,10 @@ TEST(sizes_with_experts) {
         const char* name;
         double millions, active;
     } published[] = {
-        {"moe:8x124m", 293.494, 123.6},     {"mixtral:8x7b", 46702.793, 12879.9},
-        {"olmoe:1b-7b", 6919.162, 1282.0},  {"qwen3moe:30b-a3b", 30532.123, 3353.0},
-        {"gpt-oss:20b", 20914.757, 4187.4},
+        {"moe:8x124m", 293.494, 123.6},          {"mixtral:8x7b", 46702.793, 12879.9},
+        {"olmoe:1b-7b", 6919.162, 1282.0},       {"qwen3moe:30b-a3b", 30532.123, 3353.0},
+        {"gpt-oss:20b", 20914.757, 4187.4},      {"moonlight:16b", 15960.110, 2914.8},
+        {"deepseek3:671b", 671026.419, 37552.3},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
         const ModelPreset* model = model_preset_by_name(published[i].name);
@@ -232,7 +233,8 @@ static int is_word_of(const char* list, const char* word) {
 
 // Returns the names of the absent rows, in order, with a blank after each: without experts also
 // without theirs, and sinks, and likewise without norms after branches.
-static const char* absent_rows(const TensorRow* rows, int count, int has_experts, int has_after) {
+static const char* absent_rows(const TensorRow* rows, int count, int has_experts, int has_after,
+                               int has_latent) {
     static const char of_after[] =
         " ln1postw ln2postw ln1post_in ln1post_rstd ln2post_in ln2post_rstd dbranch ";
     static const char of_experts[] =
@@ -244,6 +246,10 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
         " attgatew mixw mixzw mixbaw mixconvw mixdecay mixstep mixnormw mixoutw att_gate mix mixconv mixz "
         "mixba "
         "mixo mix_rstd mixy mix_inputs mix_state att_gated datt_gate dmix dmixconv dmixz dmixba dmixy dpart ";
+    static const char of_latents[] =
+        " lnqw lnkvw qupw kvupw latent_q latent_kv latent_q_norm latent_kv_norm latent_q_rstd "
+        "latent_kv_rstd latent_first latent_queries latent_up att_values dlatent_q "
+        "dlatent_kv dlatent_q_norm dlatent_kv_norm ";
     static const char of_ranks[] =
         " gathered parts arrived qk_sums word_rows all_logits expert_counts arrived_in "
         "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
@@ -253,6 +259,7 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
         const int is_absent = tensor_is_absent(&rows[i]),
                   is_left_out = (!has_experts && is_word_of(of_experts, rows[i].name)) ||
                                 (!has_after && is_word_of(of_after, rows[i].name)) ||
+                                (!has_latent && is_word_of(of_latents, rows[i].name)) ||
                                 is_word_of(of_mixers, rows[i].name) || is_word_of(of_ranks, rows[i].name);
         EXPECT(!is_absent || (rows[i].layers == 0 && tensor_copy(&rows[i], 2) == 0), "%s", rows[i].name);
         EXPECT(is_absent || !is_left_out, "%s without experts, slices or ranks that divide them",
@@ -301,6 +308,13 @@ TEST(architectures) {
          "wpe ln1b sinks attprojb ln2b fcw fcb fcprojw fcprojb routerwb efcb efcprojb lnfb head ",
          "encoded_rstd ln1_mean qk_rstd ln2_mean fch fch_act lnf_mean kv ",
          50 + 20 + 2 * 36 + 4 + 36 * (50 + 30 + 4 + 4 * 3 * 50 + 3 * 20), 36},
+        // latents of 6 and 8 columns, a key of 4; 3 heads of 10, values of 5
+        {ARCH_DEEPSEEK3,
+         "wpe ln1b qkvb qnormw knormw sinks attprojb ln2b fcw fcb fcprojw fcprojb routerwb efcb efcprojb "
+         "lnfb head ",
+         "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean fch fch_act lnf_mean kv ",
+         6 + 8 + 2 * 36 + 4 + 36 * (6 + 8 + 4 + 15) + 30 * 6 + 3 * 11 * 8 + 36 * (4 + 4 * 3 * 50 + 3 * 20),
+         36},
         // biases of all, and of each expert; 3 sinks
         {ARCH_GPTOSS, "wpe ln1b qnormw knormw ln2b fcw fcb fcprojw fcprojb routerb sfcw sfcprojw lnfb head ",
          "encoded_rstd ln1_mean qk_raw qk_rstd ln2_mean fch fch_act sfch sfch_act lnf_mean kv ",
@@ -328,21 +342,28 @@ TEST(architectures) {
         const int has_experts = model_architecture(cfg.arch)->router != ROUTER_NONE,
                   has_after = model_has_norms_after(cfg);
         cfg.E = has_experts ? 4 : 0, cfg.E_used = has_experts ? 2 : 0;
-        cfg.Fs = cfg.arch == ARCH_GLM4MOE ? 20 : 0;
+        cfg.Fs = model_architecture(cfg.arch)->router == ROUTER_SIGMOID ? 20 : 0;
+        if (model_has_latent(cfg)) {
+            cfg.KV = 0, cfg.rope_dims = 4, cfg.latent = (ModelLatent){6, 8, 5, 0};
+        }
         const double wpe = cases[i].arch == ARCH_GPT2 ? 40 * 36 : 0,
                      wanted = 157 * 36 + wpe + 3 * cases[i].weights_per_block + cases[i].weights_once;
         const size_t bytes = model_parameter_rows(rows, cfg);
         expect_layout(rows, MODEL_PARAMETER_ROWS, bytes);
-        EXPECT(strcmp(absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts, has_after), cases[i].parameters) ==
-                   0,
-               "%s lacks %s", word, absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts, has_after));
+        EXPECT(strcmp(absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts, has_after, model_has_latent(cfg)),
+                      cases[i].parameters) == 0,
+               "%s lacks %s", word,
+               absent_rows(rows, MODEL_PARAMETER_ROWS, has_experts, has_after, model_has_latent(cfg)));
         EXPECT(model_count_parameters(cfg) == wanted, "%s: %.0f parameters, wanted %.0f", word,
                model_count_parameters(cfg), wanted);
         const size_t room = model_activation_rows(activations, cfg, B, T, RECOMPUTE_NONE, cfg.L, 0, B * T);
         expect_layout(activations, MODEL_ACTIVATION_ROWS, room);
-        EXPECT(strcmp(absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts, has_after),
-                      cases[i].activations) == 0,
-               "%s lacks %s", word, absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts, has_after));
+        EXPECT(
+            strcmp(absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts, has_after,
+                               model_has_latent(cfg)),
+                   cases[i].activations) == 0,
+            "%s lacks %s", word,
+            absent_rows(activations, MODEL_ACTIVATION_ROWS, has_experts, has_after, model_has_latent(cfg)));
     }
 }
 

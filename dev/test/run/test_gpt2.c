@@ -350,9 +350,26 @@ static const struct {
       .E_used = 2, .window = 5, .windows = {1}, .scaling = {ROPE_YARN, 4, 1, 2, 16, 1.25f, 1}}},
     // latents of queries and of keys, with values narrower than heads; and as narrow as can be
     {"deepseek3",
-     {17, 131, 201, 3, 4, 24, SHARE_OFF, ARCH_DEEPSEEK3, .HS = 10, .F = 41, .has_head = 1, .E = 4,
-      .E_used = 2, .dense_layers = 1, .Fe = 20, .Fs = 30, .router_factor = 1.5f, .attention_scale = 0.3f,
-      .rope_dims = 4, .latent = {14, 6, 5}}},
+     {17,
+      131,
+      201,
+      3,
+      4,
+      24,
+      SHARE_OFF,
+      ARCH_DEEPSEEK3,
+      .HS = 10,
+      .F = 41,
+      .has_head = 1,
+      .E = 4,
+      .E_used = 2,
+      .dense_layers = 1,
+      .Fe = 20,
+      .Fs = 30,
+      .router_factor = 1.5f,
+      .attention_scale = 0.3f,
+      .rope_dims = 4,
+      .latent = {14, 6, 5}}},
     {"deepseek3, plain queries",
      {17, 131, 201, 2, 4, 24, SHARE_OFF, ARCH_DEEPSEEK3, .HS = 6, .F = 20, .E = 4, .E_used = 2,
       .rope_dims = 2, .latent = {0, 9, 6}}},
@@ -372,6 +389,10 @@ static ModelConfig arch_in_tiles(ModelConfig cfg) {
     cfg.E_used = cfg.E;
     cfg.max_T = 32, cfg.C = 64, cfg.NH = 4, cfg.HS = cfg.arch == ARCH_GPT2 ? 0 : 32;
     cfg.KV = cfg.KV > 0 ? 2 : 0, cfg.F = cfg.arch == ARCH_GPT2 ? 0 : 96, cfg.Fe = cfg.Fe > 0 ? 64 : 0;
+    if (model_has_latent(cfg)) {
+        cfg.latent.query_rank = cfg.latent.query_rank > 0 ? 64 : 0, cfg.latent.rank = 32,
+        cfg.latent.value = 24;
+    }
     return cfg;
 }
 

@@ -252,6 +252,9 @@ static void expect_architecture(const char* options, ModelConfig wanted) {
            "%s: window %d in layers %x", options, got.window, got.windows[0]);
     EXPECT(got.mixed[0] == wanted.mixed[0] && memcmp(&got.mixer, &wanted.mixer, sizeof(got.mixer)) == 0,
            "%s: layers %x have a mixer of %d taps", options, got.mixed[0], got.mixer.taps);
+    EXPECT(got.rope_dims == wanted.rope_dims && memcmp(&got.latent, &wanted.latent, sizeof(got.latent)) == 0,
+           "%s: %d channels turn, latents of %d and %d, values of %d", options, got.rope_dims,
+           got.latent.query_rank, got.latent.rank, got.latent.value);
     EXPECT(got.unrotated[0] == wanted.unrotated[0] && got.window_rope_base == wanted.window_rope_base,
            "%s: layers %x do not turn, base with windows %g", options, got.unrotated[0],
            (double)got.window_rope_base);
@@ -414,6 +417,17 @@ static void test_experts(void) {
     expect_architecture("--arch glm4moe --experts-used 4", model);
     model.Fs = 256;
     expect_architecture("--arch glm4moe --experts-used 4 --shared-hidden 256", model);
+
+    model = sizes_of(ARCH_DEEPSEEK3);
+    model.E = 8, model.E_used = 2, model.F = model.Fs = 192, model.has_head = 1;
+    model.rope_dims = 16, model.latent = (ModelLatent){128, 64, 32, 0};
+    expect_architecture("--arch deepseek3", model);
+    model.HS = 48, model.rope_dims = 24, model.latent.value = 48;
+    expect_architecture("--arch deepseek3 --head-size 48", model);
+    expect_refused(TEXT "--arch deepseek3 --kv-heads 2", 2,
+                   "--kv-heads 2, --heads 4|share a latent; wanted as many");
+    expect_refused(TEXT "--model mla:moe-50m --head-size 32", 2, "heads of 32 channels of which 32 turn");
+    expect_refused(TEXT "--arch deepseek3 --mup 64:1", 2, "--mup 64:1: the latents of deepseek3");
 
     expect_refused(TEXT "--arch mixtral --channels 64 --hidden 40 --matmul bf16", 2,
                    "a matrix of an expert has 40 rows or columns, wanted a multiple of 32");
