@@ -50,8 +50,8 @@ void setup_check_in_backward(const Settled* s);
 
 // Refuses --quantize if the run trains or exports, and for a model whose rows are not whole blocks.
 void setup_check_quantize(const Settled* s);
-// Refuses an adapter without a trained model, `path`, and a new one beside that of --adapter
-// (`has_files`).
+// Refuses an adapter without a trained model, `path`, unless the run is only planned, and a new one
+// beside that of --adapter (`has_files`).
 void setup_check_base(const Settled* s, const char* path, int has_files);
 
 // Refuses an adapter of a model or in a grid that cannot have one.
@@ -323,7 +323,7 @@ void setup_check_quantize(const Settled* s) {
 
 void setup_check_base(const Settled* s, const char* path, int has_files) {
     const Options* o = &s->options;
-    if (!path) {
+    if (!path && !options_only_look(o)) {
         die_usage("--%s needs the trained model that it changes: --model with its files",
                   has_files ? "adapter" : "lora-rank");
     }
