@@ -72,36 +72,51 @@ struct Model {
     UpdateGroups update;                // everything that updates need, beside their settings
 
     PipelineStage stage; // turns of this stage of the model
+    Model* base;         // the frozen model of an adapter: only parameters; NULL: no adapter
     Model* teacher;      // --teacher, a model that only evaluates; NULL: none
     Teaching teaching;   // its part in the gradient
 };
 
 static const char* parameters_kind(const Settled* s) {
-    return s->options.texts.quantize ? "parameters in 8 bits" : "parameters";
+    return settled_has_blocks(s)        ? "parameters in 8 bits"
+           : model_has_adapter(s->part) ? "parameters of the adapter"
+                                        : "parameters";
 }
 
-// Opens the parameters and the operations on them.
+// Opens the parameters; those of an adapter's base are open.
 static void open_parameters(Model* model, const Settled* s) {
-    const Options* o = &s->options;
     const ModelConfig cfg = model->cfg;
     TensorRow* rows = model->parameter_rows;
     Memory* memory = &model->memory;
-    model->parameter_bytes = o->texts.quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
-                                               : map_parameter_rows(&model->map, rows, sizeof(float));
+    model->parameter_bytes = settled_has_blocks(s) ? quantized_parameter_rows(rows, cfg, sizeof(float))
+                                                   : map_parameter_rows(&model->map, rows, sizeof(float));
     model->params_memory = memory_take(memory, parameters_kind(s), MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
     model->layers = (ModelParameters*)memory_take(memory, "scratch: pointers", MEMORY_DEVICE,
                                                   (size_t)cfg.L * sizeof(ModelParameters));
     for (int l = 0; l < cfg.L && model->layers; l++) {
         model->layers[l] = model_parameters_at_layer(model->params, rows, l);
+        if (model->base) {
+            model_join_parameters(&model->layers[l], &model->base->layers[l]);
+        }
     }
-    linear_open(&model->linear, memory, o->texts.quantize, settled_pass_tokens(s), (size_t)model_widest(cfg));
+}
+
+// Opens the operations on the parameters.
+static void open_matmuls(Model* model, const Settled* s) {
+    const Options* o = &s->options;
+    const Model* of = model->base ? model->base : model; // it has the matrices
+    const ModelConfig cfg = model->cfg;
+    const size_t N = settled_pass_tokens(s);
+    Memory* memory = &model->memory;
+    linear_open(&model->linear, memory, o->texts.quantize, N, (size_t)model_widest(cfg));
+    linear_open_adapter(&model->linear, memory, cfg, N);
     if (o->memory.matmul == MATMUL_BF16) {
-        linear_open_bf16(&model->linear, memory, rows, model->params_memory,
+        linear_open_bf16(&model->linear, memory, of->parameter_rows, of->params_memory,
                          s->use == USE_TRAIN ? PACKED_KINDS : 1);
     }
     if (o->memory.matmul == MATMUL_FP8) {
-        linear_open_fp8(&model->linear, memory, model->cfg, settled_pass_tokens(s));
+        linear_open_fp8(&model->linear, memory, cfg, N);
     }
 }
 
@@ -174,6 +189,24 @@ static RecomputeLevel recompute_level(const Settled* s) {
                                                                : (RecomputeLevel)o->memory.recompute;
 }
 
+// Opens the frozen base of an adapter: its parameters, in a ledger that is one kind of memory in
+// the model's.
+static void open_base(Model* model, const Settled* s) {
+    const Settled of_base = setup_base(s);
+    const MapOf of = settled_map(&of_base, 1);
+    Model* base = (Model*)check_alloc(1, sizeof(Model), "the base of an adapter");
+    base->cfg = of_base.part;
+    base->memory = memory_of(model->memory.allocators);
+    base->comm = model->comm;
+    map_open(&base->map, &base->memory, MEMORY_DEVICE, &of, grid_rank(&of_base.ranks.grid));
+    optimizer_state_open(&base->state, of_base.optimizer, &base->map);
+    open_parameters(base, &of_base);
+    base->linear.is_quantized = of_base.options.texts.quantize;
+    memory_count_all(&model->memory, base->linear.is_quantized ? "base in 8 bits" : "base", MEMORY_DEVICE,
+                     &base->memory);
+    model->base = base;
+}
+
 // Opens all of a model but its groups, which are open, and its teacher.
 static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm) {
     const MapOf of = settled_map(s, 1);
@@ -192,7 +225,11 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     memory_count(&model->memory, parameters_kind(s), MEMORY_DEVICE, 0); // first in the report
     map_open(&model->map, &model->memory, MEMORY_DEVICE, &of, grid_rank(&s->ranks.grid));
     optimizer_state_open(&model->state, s->optimizer, &model->map);
+    if (model_has_adapter(s->cfg)) {
+        open_base(model, s);
+    }
     open_parameters(model, s);
+    open_matmuls(model, s);
     open_positions(model, s);
     if (s->use != USE_GENERATE) {
         open_gradients(model, s);
@@ -236,6 +273,10 @@ static const Memory* model_open(Model* model, const Settled* s, Memory memory, C
 }
 
 static void model_close(Model* model) {
+    if (model->base) {
+        memory_close(&model->base->memory);
+        free(model->base);
+    }
     if (model->teacher) {
         memory_close(&model->teacher->memory);
         free(model->teacher);
@@ -284,8 +325,13 @@ typedef struct {
     Mlp mlp;
 } Block;
 
-static Block block_at(Model* model, int l, const Pass* pass) {
-    const LayerPass layer = layer_at(model, l, pass);
+// Returns block l in a pass; `d`: gradients of its parameters, which a backward pass sets or adds
+// to as `mode` says, or NULL.
+static Block block_at(Model* model, int l, const Pass* pass, const ModelParameters* d, GradientMode mode) {
+    LayerPass layer = layer_at(model, l, pass);
+    if (d) {
+        linear_adapter_gradients(&layer.weights, d, mode);
+    }
     return (Block){
         .model = model,
         .l = l,
@@ -329,7 +375,7 @@ static void forward_pass(Model* model, const Pass* pass) {
         linear_embedding_cpu(&first);
     }
     for (int l = 0; l < cfg.L; l++) {
-        const Block block = block_at(model, l, pass);
+        const Block block = block_at(model, l, pass, NULL, GRADIENT_SET);
         block_forward(&block);
     }
     if (model_has_last(cfg)) {
@@ -420,10 +466,10 @@ static void branch1_backward(const Block* b, const ModelParameters* d, GradientM
 // in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F) and dqkv (N, QKV) are
 // scratch of the other layer.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
-    const Block b = block_at(model, l, pass);
-    const ModelActivations a = b.a;
     const ModelParameters d = model->gradients[l];
     const GradientMode own = share_gradient_mode(model->cfg, l, mode);
+    const Block b = block_at(model, l, pass, &d, own);
+    const ModelActivations a = b.a;
     const MlpLayerGradients dmlp =
         mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->map, l), model->router_losses,
                          router_statistics_of(model->router_statistics, l, model->cfg.E));
@@ -704,7 +750,7 @@ static void* model_get_group(Model* model, int g, void* group) {
 
 // Without 8 bits the group was set in its place.
 static void model_set_group(Model* model, int g, const float* group) {
-    if (model->linear.is_quantized) {
+    if (model->linear.is_quantized && !model->base) {
         quantized_set_group_cpu(model->parameter_rows, model->params_memory, model->cfg, g, group);
     }
 }
@@ -743,6 +789,8 @@ static const OptimizerState* model_state(const Model* model) { return &model->st
 
 static Model* model_teacher(Model* model) { return model->teacher; }
 
+static Model* model_base(Model* model) { return model->base; }
+
 static uint64_t model_checksum(Model* model, ParameterBytes of) {
     const size_t bytes = of.count > 0 ? of.count : model->parameter_bytes;
     const void* begin = (const char*)model->params_memory + of.begin;
@@ -759,6 +807,7 @@ static void plan_of_model(ModelPlan* plan, const Settled* s) {
     plan->memory = model.memory;
     plan->chunk = model.linear.is_bf16 ? model.classifier.lent : model.chunk;
     plan->logits_bytes = model_logits_bytes(model.activation_rows);
+    free(model.base); // of a dry ledger, it has no memory
 }
 
 static const Trainer trainer = {
@@ -781,6 +830,7 @@ static const Trainer trainer = {
     .show_average = model_show_average,
     .hide_average = model_hide_average,
     .teacher = model_teacher,
+    .base = model_base,
     .checksum = model_checksum,
 };
 

@@ -105,6 +105,7 @@ struct Model {
     GpuReport report;  // and the sensors for the log
 
     PipelineStage stage;  // turns of this stage of the model
+    Model* base;          // the frozen model of an adapter: only parameters; NULL: no adapter
     Model* teacher;       // --teacher, a model that only evaluates; NULL: none
     TeachingGpu teaching; // its part in the gradient
 };
@@ -124,21 +125,26 @@ static ModelParameters parameters_at_layer(const Model* model, int is_quantized,
     return model_parameters_at_layer(all, model->parameter_rows, l);
 }
 
-// Opens the parameters.
+// Opens the parameters; those of an adapter's base are open.
 static void open_parameters(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
-    const int is_quantized = s->options.texts.quantize;
+    const int is_quantized = settled_has_blocks(s);
+    const char* kind = is_quantized             ? "parameters in 8 bits"
+                       : model_has_adapter(cfg) ? "parameters of the adapter"
+                                                : "parameters";
     model->parameter_bytes = is_quantized
                                  ? quantized_parameter_rows(model->parameter_rows, cfg, sizeof(floatX))
                                  : model->map.totals.elements[MAP_PARAMETERS] * sizeof(floatX);
-    model->params_memory = memory_take(&model->memory, is_quantized ? "parameters in 8 bits" : "parameters",
-                                       MEMORY_DEVICE, model->parameter_bytes);
+    model->params_memory = memory_take(&model->memory, kind, MEMORY_DEVICE, model->parameter_bytes);
     router_biases_open(&model->biases, &model->memory, &model->map,
                        s->use == USE_TRAIN && s->optimizer.master == MASTER_NONE, s->options.data.seed);
     model->layers = (ModelParameters*)memory_take(&model->memory, "scratch: pointers", MEMORY_HOST,
                                                   (size_t)cfg.L * sizeof(ModelParameters));
     for (int l = 0; l < cfg.L && model->layers; l++) {
         model->layers[l] = parameters_at_layer(model, is_quantized, l);
+        if (model->base) {
+            model_join_parameters(&model->layers[l], &model->base->layers[l]);
+        }
     }
 }
 
@@ -251,6 +257,7 @@ static void open_linear(Model* model, const Settled* s) {
     matmul_gpu_open(&model->matmul, memory, &model->gpu, gpu_setup_matmul(s));
     linear_gpu_open(&model->linear, memory, model->cfg, s->options.texts.quantize, &model->matmul,
                     &model->gpu);
+    linear_gpu_open_adapter(&model->linear, memory, model->cfg, settled_pass_tokens(s), model->grad_dtype);
     if (s->options.memory.matmul == MATMUL_FP8) {
         const int keeps_weights =
             s->zero.stage < 3 && !s->options.memory.offload_params && update_micro_steps(s) > 1;
@@ -263,9 +270,8 @@ static void open_linear(Model* model, const Settled* s) {
 static void open_decoder(Model* model, const Settled* s) {
     decoder_open(&model->decoder, &model->memory, s->part, s->decode_batch, model->T, model->acts_memory,
                  model->use_graph && s->use == USE_GENERATE, &model->gpu);
-    transfer_open(&model->transfer, model->parameter_rows, s->options.texts.quantize, &model->zero,
-                  &model->state, &model->offload, &model->biases, model->acts_memory,
-                  model->activation_bytes);
+    transfer_open(&model->transfer, model->parameter_rows, settled_has_blocks(s), &model->zero, &model->state,
+                  &model->offload, &model->biases, model->acts_memory, model->activation_bytes);
 }
 
 // Opens updates after and during the backward pass.
@@ -286,6 +292,30 @@ static void open_device(Model* model, const Options* o) {
         matmul_gpu_open_plans(&model->matmul, model->comm);
     }
     gpu_report_open(&model->report, o->memory.device, o->memory.gpu_report != 0);
+}
+
+// Opens the frozen base of an adapter, on the stream and in the groups of the model: its
+// parameters, in a ledger that is one kind of memory in the model's.
+static void open_base(Model* model, const Settled* s) {
+    const Settled of_base = setup_base(s);
+    const MapOf map = settled_map(&of_base, ZERO_LAYERS_IN_MEMORY);
+    const char* kind = of_base.options.texts.quantize ? "base in 8 bits" : "base";
+    Model* base = (Model*)check_alloc(1, sizeof(Model), "the base of an adapter");
+    base->gpu = model->gpu;
+    base->groups = model->groups;
+    base->cfg = of_base.part;
+    base->use = of_base.use;
+    base->memory = memory_of(model->memory.allocators);
+    base->comm = model->comm;
+    map_open(&base->map, &base->memory, MEMORY_HOST, &map, grid_rank(&of_base.ranks.grid));
+    optimizer_state_open(&base->state, of_base.optimizer, &base->map);
+    open_parameters(base, &of_base);
+    open_gradients(base, &of_base);
+    transfer_open(&base->transfer, base->parameter_rows, settled_has_blocks(&of_base), &base->zero,
+                  &base->state, &base->offload, NULL, 0);
+    memory_count_all(&model->memory, kind, MEMORY_DEVICE, &base->memory);
+    memory_count_all(&model->memory, kind, MEMORY_HOST, &base->memory);
+    model->base = base;
 }
 
 // Opens all parts of a model whose GPU and groups are open; from a dry ledger they need not be.
@@ -310,6 +340,9 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     const MapOf map = settled_map(s, ZERO_LAYERS_IN_MEMORY);
     map_open(&model->map, &model->memory, MEMORY_HOST, &map, grid_rank(&s->ranks.grid));
     optimizer_state_open(&model->state, s->optimizer, &model->map);
+    if (model_has_adapter(s->cfg)) {
+        open_base(model, s);
+    }
     open_parameters(model, s);
     open_positions(model, s);
     open_gradients(model, s);
@@ -330,6 +363,9 @@ static void open_parts(Model* model, const Settled* s, Memory memory, Comm* comm
     }
     if (s->use != USE_GENERATE && !memory_is_dry(&memory)) {
         open_device(model, o);
+    }
+    if (model->base) {
+        model->base->results = model->results; // for its checksum
     }
 }
 
@@ -396,6 +432,12 @@ static void close_parts(Model* model) {
 }
 
 static void model_close(Model* model) {
+    if (model->base) {
+        gpu_wait(&model->gpu);
+        zero_close(&model->base->zero);
+        memory_close(&model->base->memory);
+        free(model->base);
+    }
     if (model->teacher) {
         close_parts(model->teacher);
         free(model->teacher);
@@ -478,8 +520,13 @@ typedef struct {
     MlpGpu mlp;
 } Block;
 
-static Block block_at(Model* model, int l, const Pass* pass) {
-    const LayerPassGpu layer = layer_at(model, l, pass);
+// Returns block l in a pass; `d`: gradients of its parameters, which a backward pass sets or adds
+// to as `mode` says, or NULL.
+static Block block_at(Model* model, int l, const Pass* pass, const ModelGradients* d, GradientMode mode) {
+    LayerPassGpu layer = layer_at(model, l, pass);
+    if (d) {
+        linear_adapter_gradients(&layer.weights, d, mode);
+    }
     return Block{
         model,
         pass,
@@ -540,7 +587,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     }
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, model_copy(cfg, l), 1);
-        Block block = block_at(model, l, pass);
+        Block block = block_at(model, l, pass, NULL, GRADIENT_SET);
         block_forward(&block);
     }
     if (model_has_last(cfg)) {
@@ -636,7 +683,7 @@ static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
     if (!is_next) {
         return none;
     }
-    const Block b = block_at(model, l, pass);
+    const Block b = block_at(model, l, pass, NULL, GRADIENT_SET);
     return branch_is_plain(&b.branch2) ? linear_codes_below(b.a.dresidual, b.branch2.before.N, &b.mlp.proj,
                                                             pass_tokens(pass), &model->linear)
                                        : none;
@@ -657,11 +704,11 @@ static void branch1_backward(const Block* b, const ModelGradients* d, GradientMo
 // Turns dresidual (R, C), the gradient of the residual stream after block l, into that before it,
 // in place. branch (R, C) has the gradient of ln2, then of ln1; dfch (N, F), dqkv (N, QKV).
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
-    const Block b = block_at(model, l, pass);
-    const ModelActivations a = b.a;
     const ModelGradients d = model->gradients[l];
     const GradientMode own = share_gradient_mode(model->cfg, l, mode),
                        below = l > 0 ? share_gradient_mode(model->cfg, l - 1, mode) : own;
+    const Block b = block_at(model, l, pass, &d, own);
+    const ModelActivations a = b.a;
     const MlpGradientsGpu dmlp =
         mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->map, l), model->router_losses,
                          router_statistics_of(model->results.statistics, l, model->cfg.E));
@@ -1108,6 +1155,8 @@ static const OptimizerState* model_state(const Model* model) { return &model->st
 
 static Model* model_teacher(Model* model) { return model->teacher; }
 
+static Model* model_base(Model* model) { return model->base; }
+
 static uint64_t model_checksum(Model* model, ParameterBytes of) {
     // the first of the parameters: those whose layers do not take turns in memory
     const size_t all = model->map.of.ring_parameters > 0 ? model->map.buckets[0].elements * sizeof(floatX)
@@ -1134,6 +1183,7 @@ static void plan_of_model(ModelPlan* plan, const Settled* s) {
     plan->memory = model.memory;
     plan->chunk = model.chunk;
     plan->logits_bytes = model_logits_bytes(model.activation_rows);
+    free(model.base); // of a dry ledger, it has no memory
 }
 
 // Designated initializers are C++20's.
@@ -1166,6 +1216,7 @@ static Trainer trainer_open(void) {
     t.show_average = model_show_average;
     t.hide_average = model_hide_average;
     t.teacher = model_teacher;
+    t.base = model_base;
     t.checksum = model_checksum;
     t.save_extra = save_matmuls;
     return t;

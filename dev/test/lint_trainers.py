@@ -11,6 +11,7 @@ CPU, GPU = "train_gpt2.c", "train_gpt2.cu"
 ONLY = {
     CPU: {
         "parameters_kind": "the memory report begins with it, before the map's scratch memory",
+         "open_matmuls": "matmuls may read packed copies, which come before attention's memory",
         "recompute_level": "an MLP in bf16 computes GELU again",
     },
     GPU: {

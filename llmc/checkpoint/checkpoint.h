@@ -2,6 +2,7 @@
 checkpoint.h -- saves the complete state of a run in a directory, OUT/step_00001000/.
 
     config.json, generation_config.json, model.safetensors  a Hugging Face model (hf_model.h)
+    adapter_config.json, adapter_model.safetensors          an adapter, in their place
     tokenizer.json, tokenizer_config.json, ...              its tokenizer, if the run has one
     model_average.safetensors                               average of its weights, if any
     optimizer.1of1.safetensors                              optimizer's state (optimizer_parts.h)
@@ -32,6 +33,7 @@ they are such a failure.
 #include <stdint.h>
 
 #include "llmc/base/lock.h"
+#include "llmc/formats/hf_adapter.h"
 #include "llmc/formats/hf_config_write.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/tensor_types.h"
@@ -64,6 +66,7 @@ typedef struct {
     const Tokenizer* tokenizer; // NULL: unknown
     // fields of config.json to keep (hf_config_kept); NULL: a new model
     const char* config;
+    const char* base;         // path of the model that an adapter is for
     const DataSources* train; // training data
     ValidationSet val_sets[SOURCES_MAX];
     int num_val_sets;
@@ -196,7 +199,7 @@ static void checkpoint_model_open_(CheckpointModel* m, const MapOf* of, int rank
     const int size = of->tensor * of->data * of->pipeline;
     memset(m, 0, sizeof(*m));
     m->files = (HfModelFile*)check_alloc((size_t)model_groups(cfg), sizeof(HfModelFile), "files of a model");
-    m->count = hf_model_files(m->files, cfg, dtype, 1e9 * max_gb);
+    m->count = hf_model_files(m->files, cfg, dtype, model_has_adapter(cfg) ? INFINITY : 1e9 * max_gb);
     m->most = (m->count + size - 1) / size;
     m->first = m->count < rank * m->most ? m->count : rank * m->most;
     m->end = m->count < m->first + m->most ? m->count : m->first + m->most;
@@ -237,6 +240,15 @@ static int checkpoint_checksums_(const Checkpoints* c) { return 2 * c->model.mos
 static int checkpoint_checksum_at_(const Checkpoints* c, HfWeights which, int file) {
     return file / c->model.most * checkpoint_checksums_(c) + (int)which * c->model.most +
            file % c->model.most;
+}
+
+// Sets the name of file `file` of the weights: a model's, or an adapter's only one.
+static void checkpoint_weights_name_(const Checkpoints* c, char name[64], HfWeights which, int file) {
+    if (model_has_adapter(c->run.model.map->of.whole)) {
+        snprintf(name, 64, HF_ADAPTER_FILE);
+    } else {
+        hf_model_file_name(name, which, file, c->model.count);
+    }
 }
 
 // Adds a file to the list in state.json. `checksum` was computed while writing; 0: read the file
@@ -380,7 +392,11 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
 // Writes the small files except state.json; only rank 0 does.
 static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
     const ModelConfig cfg = c->run.model.map->of.whole;
-    hf_config_write(directory, cfg, c->run.model.dtype, c->run.card, c->run.config);
+    if (model_has_adapter(cfg)) {
+        hf_adapter_write_config(directory, cfg, c->run.base);
+    } else {
+        hf_config_write(directory, cfg, c->run.model.dtype, c->run.card, c->run.config);
+    }
     for (int which = HF_LAST; which <= HF_AVERAGE; which++) {
         if (c->model.count > 1 && c->weights[which].groups) {
             hf_model_write_index(directory, (HfWeights)which, c->model.files, c->model.count, cfg,
@@ -401,12 +417,15 @@ static void checkpoint_write_small_files_(Checkpoints* c, const char* directory)
 static void checkpoint_write_weights_(Checkpoints* c, const char* directory, HfWeights which) {
     const CheckpointModel* m = &c->model;
     const CheckpointWeights* w = &c->weights[which];
+    const ModelConfig cfg = c->run.model.map->of.whole;
     char name[64];
     for (int f = m->first; f < m->end && w->groups; f++) {
-        hf_model_file_name(name, which, f, m->count);
+        const void* groups = checkpoint_group_(c, which, m->files[f].first);
+        checkpoint_weights_name_(c, name, which, f);
         c->written[(int)which * m->most + f - m->first] =
-            hf_model_write(directory, name, m->files[f], c->run.model.map->of.whole, w->whole.rows,
-                           checkpoint_group_(c, which, m->files[f].first), w->dtype);
+            model_has_adapter(cfg)
+                ? hf_adapter_write(directory, cfg, w->whole.rows, groups, w->dtype)
+                : hf_model_write(directory, name, m->files[f], cfg, w->whole.rows, groups, w->dtype);
     }
 }
 
@@ -436,7 +455,7 @@ static void checkpoint_list_written_(Checkpoints* c, const char* directory, cons
     char name[64];
     for (int which = HF_LAST; which <= HF_AVERAGE; which++) {
         for (int f = 0; f < c->model.count && (which == HF_LAST || c->has_average); f++) {
-            hf_model_file_name(name, (HfWeights)which, f, c->model.count);
+            checkpoint_weights_name_(c, name, (HfWeights)which, f);
             checkpoint_list_file_(&c->state, directory, name,
                                   written[checkpoint_checksum_at_(c, (HfWeights)which, f)]);
         }

@@ -2,8 +2,8 @@
 initial_weights.h -- the weights that a model starts with.
 
 They are random, or come from a Hugging Face directory (a checkpoint is one), a GGUF file, or an
-llm.c file. They are read one group of parameters (model.h) at a time, so that a rank needs memory
-for one group.
+llm.c file; those of an adapter come from a directory of its own. They are read one group of
+parameters (model.h) at a time, so that a rank needs memory for one group.
 
 A model with experts may come from the files of a dense one (upcycling): each expert gets the MLP of
 the files, and routers are random. As the weights of a token's experts add up to 1, the new model
@@ -16,6 +16,7 @@ computes what the dense one does. Komatsuzaki et al., "Sparse Upcycling", 2023.
 
 #include "llmc/base/gguf_file.h"
 #include "llmc/formats/gguf_config.h"
+#include "llmc/formats/hf_adapter.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
@@ -26,7 +27,7 @@ computes what the dense one does. Komatsuzaki et al., "Sparse Upcycling", 2023.
 extern "C" {
 #endif
 
-typedef enum { WEIGHTS_RANDOM, WEIGHTS_MODEL, WEIGHTS_FILE } WeightsKind;
+typedef enum { WEIGHTS_RANDOM, WEIGHTS_MODEL, WEIGHTS_FILE, WEIGHTS_ADAPTER } WeightsKind;
 
 typedef struct {
     WeightsKind kind;
@@ -35,9 +36,11 @@ typedef struct {
     Mup mup; // of random weights
     HfModel model;
     LlmcBin bin;
+    HfAdapter adapter;
 } FirstWeights;
 
-// Opens the weights in `path`: of a model with the configuration `cfg`, or of its dense form.
+// Opens the weights in `path`: of a model with the configuration `cfg`, or of its dense form; or of
+// the adapter that `cfg` has.
 // `which` chooses among those of a directory. NULL: random weights, which depend only on the seed
 // and on muP.
 void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, HfWeights which, uint64_t seed,
@@ -63,11 +66,16 @@ void weights_close(FirstWeights* w);
 void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, HfWeights which, uint64_t seed,
                   Mup mup) {
     const int is_gguf = path && gguf_is_file(path), is_model = path && (is_gguf || file_is_directory(path));
-    w->kind = !path ? WEIGHTS_RANDOM : is_model ? WEIGHTS_MODEL : WEIGHTS_FILE;
+    w->kind = !path                    ? WEIGHTS_RANDOM
+              : model_has_adapter(cfg) ? WEIGHTS_ADAPTER
+              : is_model               ? WEIGHTS_MODEL
+                                       : WEIGHTS_FILE;
     w->cfg = cfg;
     w->seed = seed;
     w->mup = mup;
-    if (w->kind == WEIGHTS_MODEL) {
+    if (w->kind == WEIGHTS_ADAPTER) {
+        hf_adapter_open(&w->adapter, path, cfg);
+    } else if (w->kind == WEIGHTS_MODEL) {
         const ModelConfig read = is_gguf ? gguf_config_read(path) : hf_config_read(path);
         hf_model_open(&w->model, path, which, cfg, read.arch);
     } else if (w->kind == WEIGHTS_FILE) {
@@ -97,6 +105,9 @@ void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t fir
     case WEIGHTS_FILE:
         llmc_bin_read(&w->bin, rows, g, group);
         break;
+    case WEIGHTS_ADAPTER:
+        hf_adapter_read(&w->adapter, rows, g, group);
+        break;
     }
 }
 
@@ -105,7 +116,9 @@ void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group) {
 }
 
 void weights_close(FirstWeights* w) {
-    if (w->kind == WEIGHTS_MODEL) {
+    if (w->kind == WEIGHTS_ADAPTER) {
+        hf_adapter_close(&w->adapter);
+    } else if (w->kind == WEIGHTS_MODEL) {
         hf_model_close(&w->model);
     } else if (w->kind == WEIGHTS_FILE) {
         llmc_bin_close(&w->bin);

@@ -14,6 +14,7 @@ has (model_files.h).
 #include "llmc/checkpoint/model_files.h"
 #include "llmc/checkpoint/more_tokens.h"
 #include "llmc/checkpoint/run_state.h"
+#include "llmc/formats/hf_adapter.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/tensor_types.h"
 #include "llmc/model/model.h"
@@ -25,11 +26,20 @@ has (model_files.h).
 extern "C" {
 #endif
 
-// Sets the weights from the model in `path`; `which`: the last ones or their average. NULL: random
-// ones, from the seed. `more`: vocabulary rows that the files do not have, or NULL. Sets *checksum,
+// Weights to set: of the model in `path`, NULL: random ones, from the seed; `which`: the last ones
+// or their average. `more`: vocabulary rows that the files do not have, or NULL. `merged`: the
+// directory of an adapter that is added to the matrices, or NULL.
+typedef struct {
+    const char* path;
+    HfWeights which;
+    uint64_t seed;
+    const MoreTokens* more;
+    const char* merged;
+} LoadFrom;
+
+// Sets the weights. Sets *checksum,
 // unless NULL, to a checksum of the whole model's weights in fp32, whatever part this rank has.
-void load_model(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed, const MoreTokens* more,
-                uint64_t* checksum);
+void load_model(const ModelFiles* m, LoadFrom from, uint64_t* checksum);
 
 // Returns the bytes that loading needs temporarily, unless the weights are in place: one group in
 // fp32.
@@ -89,20 +99,23 @@ static void load_shards_(const ModelFiles* m, FirstWeights* weights, const Tenso
 }
 
 // Reads whole group g. Reads only this rank's shards of it, unless the group is in place, the rank
-// has a part of the model, or rows of added tokens must be computed.
+// has a part of the model, or something is added.
 static void load_group_(const ModelFiles* m, FirstWeights* weights, const MoreTokens* more,
-                        const WholeGroups* whole, int g, float* group) {
+                        const HfAdapter* merged, const WholeGroups* whole, int g, float* group) {
     const int in_place = model_files_in_place(m);
     if (!in_place) { // including the gaps between tensors
         memset(group, 0, whole_group_bytes(whole, g));
     }
-    if (in_place || more || !map_is_plain(&m->map->of)) {
+    if (in_place || more || merged || !map_is_plain(&m->map->of)) {
         weights_read(weights, whole->rows, g, group);
     } else {
         load_shards_(m, weights, whole->rows, g, group);
     }
     if (more) {
         more_tokens_set(more, whole->rows, g, group);
+    }
+    if (merged) {
+        hf_adapter_merge(merged, whole->rows, g, group);
     }
 }
 
@@ -124,19 +137,22 @@ static uint64_t load_checksum_(const TensorRow* rows, ModelConfig cfg, int g, co
     return sum;
 }
 
-static void load_weights_(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed,
-                          const MoreTokens* more, uint64_t* checksum) {
+static void load_weights_(const ModelFiles* m, LoadFrom from, uint64_t* checksum) {
     const ModelConfig cfg = m->map->of.whole;
     FirstWeights weights;
+    HfAdapter adapter, *merged = from.merged ? &adapter : NULL;
     PartGroups parts;
     void* room = load_room_(m);
     part_groups_open_to_set(&parts, m);
-    weights_open(&weights, more ? more_tokens_config(more, cfg) : cfg, path, which, seed,
-                 m->state->optimizer.mup);
+    weights_open(&weights, from.more ? more_tokens_config(from.more, cfg) : cfg, from.path, from.which,
+                 from.seed, m->state->optimizer.mup);
+    if (merged) {
+        hf_adapter_open(merged, from.merged, cfg);
+    }
     for (int g = 0; g < model_groups(cfg); g++) {
         if (model_files_have(cfg, m->map->cfg.part, g)) {
             void* group = room ? room : m->access.get_group(m->model, g, NULL);
-            load_group_(m, &weights, more, &parts.whole, g, (float*)group);
+            load_group_(m, &weights, from.more, merged, &parts.whole, g, (float*)group);
             if (checksum) {
                 *checksum += load_checksum_(parts.whole.rows, cfg, g, (const float*)group);
             }
@@ -144,17 +160,19 @@ static void load_weights_(const ModelFiles* m, const char* path, HfWeights which
         }
     }
     part_groups_set_last(&parts);
+    if (merged) {
+        hf_adapter_close(merged);
+    }
     weights_close(&weights);
     part_groups_close(&parts);
     free(room);
 }
 
-void load_model(const ModelFiles* m, const char* path, HfWeights which, uint64_t seed, const MoreTokens* more,
-                uint64_t* checksum) {
+void load_model(const ModelFiles* m, LoadFrom from, uint64_t* checksum) {
     if (checksum) {
         *checksum = 0;
     }
-    load_weights_(m, path, which, seed, more, checksum);
+    load_weights_(m, from, checksum);
     m->access.loaded(m->model, NULL);
 }
 
@@ -198,7 +216,7 @@ static void load_state_(const ModelFiles* m, const char* path, const SavedState*
 }
 
 void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* saved) {
-    load_weights_(m, path, HF_LAST, 0, NULL, NULL);
+    load_weights_(m, (LoadFrom){.path = path, .which = HF_LAST}, NULL);
     load_state_(m, path, saved);
     m->access.loaded(m->model, path);
 }

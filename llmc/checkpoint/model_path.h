@@ -1,5 +1,5 @@
 /*
-model_path.h -- finds what --model and --teacher name: a file, a directory, or the newest
+model_path.h -- finds what --model, --teacher and --adapter name: a file, a directory, or the newest
 checkpoint of a run.
 */
 #ifndef LLMC_MODEL_PATH_H
@@ -20,6 +20,9 @@ const char* model_path_find(const Options* options, char path[PATH_MAX]);
 // Does the same for --teacher, which cannot name a size.
 const char* model_path_of_teacher(const Options* options, char path[PATH_MAX]);
 
+// Returns the directory that --adapter names, or the newest checkpoint of that run; NULL: none.
+const char* model_path_of_adapter(const Options* options, char path[PATH_MAX]);
+
 #ifdef __cplusplus
 }
 #endif
@@ -36,6 +39,7 @@ const char* model_path_of_teacher(const Options* options, char path[PATH_MAX]);
 #include "llmc/checkpoint/directory.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/data/token_files.h"
+#include "llmc/formats/hf_adapter.h"
 #include "llmc/model/presets.h"
 
 // Returns true if `directory` is a run's and not a model's, and sets `path` to its newest
@@ -47,7 +51,7 @@ static int model_path_is_run_(char path[PATH_MAX], const char* option, const cha
         return 0;
     }
     file_join(config, directory, "config.json");
-    if (access(config, F_OK) == 0) {
+    if (access(config, F_OK) == 0 || hf_adapter_is_in(directory)) {
         return 0;
     }
     const CheckpointsFound found = checkpoint_newest(path, &saved, directory, NULL, NULL);
@@ -73,7 +77,12 @@ const char* model_path_find(const Options* options, char path[PATH_MAX]) {
         die_usage("--model %s is neither a file nor a known size: %s", options->model.path, names);
     }
     CHECK(found, "%s: cannot read the model: %s", options->model.path, strerror(errno));
-    return model_path_is_run_(path, "model", options->model.path) ? path : options->model.path;
+    const char* model = model_path_is_run_(path, "model", options->model.path) ? path : options->model.path;
+    if (file_is_directory(model) && hf_adapter_is_in(model)) {
+        die_usage("--model %s is an adapter; wanted its base, with --adapter %s", options->model.path,
+                  options->model.path);
+    }
+    return model;
 }
 
 const char* model_path_of_teacher(const Options* options, char path[PATH_MAX]) {
@@ -84,6 +93,18 @@ const char* model_path_of_teacher(const Options* options, char path[PATH_MAX]) {
     }
     CHECK(stat(teacher, &info) == 0, "%s: cannot read the teacher: %s", teacher, strerror(errno));
     return model_path_is_run_(path, "teacher", teacher) ? path : teacher;
+}
+
+const char* model_path_of_adapter(const Options* options, char path[PATH_MAX]) {
+    const char* adapter = options->model.adapter;
+    if (!adapter[0]) {
+        return NULL;
+    }
+    CHECK(file_is_directory(adapter), "%s: no directory, wanted that of an adapter", adapter);
+    adapter = model_path_is_run_(path, "adapter", adapter) ? path : adapter;
+    CHECK(hf_adapter_is_in(adapter), "%s: no " HF_ADAPTER_CONFIG ", wanted an adapter as PEFT stores it",
+          adapter);
+    return adapter;
 }
 
 #endif // MODEL_PATH_IMPLEMENTATION

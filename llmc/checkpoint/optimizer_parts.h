@@ -410,7 +410,7 @@ static int parts_parse_(StateEntry* e, const CheckpointParts* parts, const char*
     MapPiece* p = &e->piece;
     char name[32];
     int at = 0, end = 0;
-    if (sscanf(item, "%31[a-z0-9]:%d:%n", name, &e->layer, &at) != 2 || at == 0) {
+    if (sscanf(item, "%31[a-z0-9_]:%d:%n", name, &e->layer, &at) != 2 || at == 0) {
         return 0;
     }
     while (e->tensor < MODEL_PARAMETER_ROWS && strcmp(m->whole[e->tensor].name, name) != 0) {

@@ -184,6 +184,18 @@ static inline double cost_chunk_(const Settled* s, double N) {
                : (double)model_classifier_chunk(s->cfg, (size_t)N);
 }
 
+// Adds the matmuls of the adapters in all layers: `passes` for both of their products.
+static inline void cost_adapters_(const CostWalk* w, double passes) {
+    const int in[ADAPT_MATRICES] = {w->cfg.C, model_attention_values(w->cfg), w->cfg.C, model_hidden(w->cfg)},
+              out[ADAPT_MATRICES] = {model_attention_rows(w->cfg), w->cfg.C,
+                                     model_gates(w->cfg) * model_hidden(w->cfg), w->cfg.C};
+    for (int m = 0; m < ADAPT_MATRICES; m++) {
+        const double columns = adapter_a_rows(model_adapter_shape(w->cfg, (AdaptedMatrix)m)),
+                     layers = model_layers_of(w->cfg, m < ADAPT_FC ? LAYERS_ATTENTION : LAYERS_DENSE);
+        cost_add(w, COST_MATMULS, passes * layers * matmul_flops(w->N, in[m] + out[m], columns), 0);
+    }
+}
+
 // Returns a walk over the operations of a process; the walk adds to *sum.
 static inline CostWalk cost_walk_(const Settled* s, const CostRates* rates, CostUpdate* sum) {
     const Options* o = &s->options;
@@ -192,7 +204,7 @@ static inline CostWalk cost_walk_(const Settled* s, const CostRates* rates, Cost
     w.cfg = s->part;
     w.freeze = &s->freeze;
     w.rates = rates;
-    model_parameter_rows(w.rows, s->part);
+    model_parameter_rows(w.rows, model_of_base(s->part));
     w.times = ceil((double)o->batch.total / o->batch.seq_len / o->batch.size / shape.data);
     // a data rank with any work has at least one sequence
     w.N = fmax((double)o->batch.total / shape.data / w.times, o->batch.seq_len) / shape.context;
@@ -261,8 +273,10 @@ static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
     if (settled_has_teacher(s)) {
         cost_teacher_(&w, s->teacher, chunk);
     }
+    cost_adapters_(&w, 1);
     pass_s[COST_FORWARD] = cost_total_s(&sum);
     cost_backward_(&w, grid, chunk, s->options.memory.recompute);
+    cost_adapters_(&w, 2.5); // gradients of both factors and of the input; half of the first pass
     pass_s[COST_BACKWARD] = cost_total_s(&sum) - pass_s[COST_FORWARD];
     cost_transfers_(&w, s, pass_s);
     w.times = 1;

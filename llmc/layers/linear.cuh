@@ -22,7 +22,7 @@ in fp8, and a norm's backward pass, into linear_codes_below. For inputs from els
 dqkv, a separate kernel makes them.
 
 Few rows of input read blocks as they are; for more, a matrix is expanded to floatX before the
-usual matmul. The backward pass is matmul.cuh's.
+usual matmul, in the backward pass, too.
 
 linear_experts_* do the same for rows of experts (expert_matmul.cuh): w is the matrix of expert 0,
 and the others follow it. They read blocks of 8 bits one expert at a time.
@@ -36,6 +36,7 @@ and the others follow it. They read blocks of 8 bits one expert at a time.
 
 #include "llmc/ops/embedding.cuh"
 #include "llmc/ops/activation.cuh"
+#include "llmc/ops/adapter.cuh"
 #include "llmc/ops/expert_matmul.cuh"
 #include "llmc/model/model.h"
 #include "llmc/ops/matmul.cuh"
@@ -45,6 +46,7 @@ and the others follow it. They read blocks of 8 bits one expert at a time.
 #include "llmc/layers/pass.h"
 #include "llmc/layers/weight.h"
 #include "llmc/parallel/tensor_parallel.cuh"
+#include "llmc/parallel/zero.cuh"
 
 // A parameter's gradient, without data if it is frozen, and whether it is set or added to.
 typedef struct {
@@ -72,6 +74,8 @@ typedef struct {
     size_t weights_bytes;       // of a block
     MatmulGpu* matmul;
     const Gpu* gpu;
+    AdapterScratchGpu<floatX> adapter; // if the model has one
+    DType gradients;                   // of the adapter's factors
 } LinearGpu;
 
 // A layer in a pass: its sizes, parameters, activations and matrices.
@@ -117,9 +121,22 @@ static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfi
     linear->is_quantized = is_quantized;
     linear->matmul = matmul;
     linear->gpu = gpu;
-    if (is_quantized) {
-        linear->expanded = (floatX*)memory_take(memory, "expanded matrix", MEMORY_DEVICE,
-                                                model_largest_matrix(cfg) * sizeof(floatX));
+    if (is_quantized) { // an adapter trains through the classifier, too
+        const size_t block = model_largest_matrix(cfg), head = (size_t)cfg.Vp * (size_t)cfg.C,
+                     most = model_has_adapter(cfg) && head > block ? head : block;
+        linear->expanded =
+            (floatX*)memory_take(memory, "expanded matrix", MEMORY_DEVICE, most * sizeof(floatX));
+    }
+}
+
+// Opens the products of the model's adapter, if it has one, for inputs of up to N rows; its
+// gradients have the type `gradients`.
+static inline void linear_gpu_open_adapter(LinearGpu* linear, Memory* memory, ModelConfig cfg, size_t N,
+                                           DType gradients) {
+    const size_t most = model_adapter_rows(cfg);
+    linear->gradients = gradients;
+    if (most > 0) {
+        adapter_gpu_open(&linear->adapter, memory, linear->matmul, N, most, model_adapter_widest(cfg));
     }
 }
 
@@ -434,8 +451,18 @@ static inline void linear_backward_input_gelu_fp8_(floatX* dinp, LinearGradient 
 
 // ---- the layers ----
 
-static inline void linear_forward_residual(floatX* out, const floatX* residual, const floatX* inp,
-                                           const Weight* w, int N, LinearGpu* linear) {
+// Names the gradients of a layer's adapters, `d`, which a backward pass sets or adds to as `mode`
+// says.
+static inline void linear_adapter_gradients(LayerWeights* w, const ModelGradients* d, GradientMode mode) {
+    const AdapterGradient all[ADAPT_MATRICES] = {{d->qkvw_a.data, d->qkvw_b.data},
+                                                 {d->attprojw_a.data, d->attprojw_b.data},
+                                                 {d->fcw_a.data, d->fcw_b.data},
+                                                 {d->fcprojw_a.data, d->fcprojw_b.data}};
+    layer_adapter_gradients(w, all, mode);
+}
+
+static inline void linear_forward_base_(floatX* out, const floatX* residual, const floatX* inp,
+                                        const Weight* w, int N, LinearGpu* linear) {
     if (linear_is_in_fp8_(linear, w)) {
         linear_forward_fp8_(out, residual, inp, w, N, linear);
     } else if (linear_reads_blocks_(linear, N)) {
@@ -443,6 +470,15 @@ static inline void linear_forward_residual(floatX* out, const floatX* residual, 
     } else {
         matmul_forward_residual(out, residual, inp, linear_expanded_(w, linear), w->bias, {N, w->C, w->OC},
                                 linear->matmul);
+    }
+}
+
+static inline void linear_forward_residual(floatX* out, const floatX* residual, const floatX* inp,
+                                           const Weight* w, int N, LinearGpu* linear) {
+    const WeightAdapter* x = &w->adapter;
+    linear_forward_base_(out, residual, inp, w, N, linear);
+    if (weight_has_adapter(x)) {
+        adapter_forward(out, inp, x->a, x->b, x->shape, {N, w->C, w->OC}, &linear->adapter);
     }
 }
 
@@ -454,7 +490,7 @@ static inline void linear_forward_gelu(floatX* out, floatX* pre, const floatX* i
                                        LinearGpu* linear) {
     if (linear_is_in_fp8_(linear, w)) {
         linear_forward_gelu_fp8_(out, pre, inp, w, N, linear);
-    } else if (linear->is_quantized) {
+    } else if (linear->is_quantized || weight_has_adapter(&w->adapter)) {
         linear_forward(pre, inp, w, N, linear);
         activation_forward(out, pre, N, w->OC, ACTIVATION_GELU, linear->gpu);
     } else {
@@ -462,9 +498,14 @@ static inline void linear_forward_gelu(floatX* out, floatX* pre, const floatX* i
     }
 }
 
-// Sets or adds to dweight (OC, C), unless it has no data.
+// Sets or adds to dweight (OC, C), unless it has no data, and to the gradients of the adapter.
 static inline void linear_backward_weight(LinearGradient dweight, const floatX* dout, const floatX* inp,
                                           const Weight* w, int N, LinearGpu* linear) {
+    const WeightAdapter* x = &w->adapter;
+    if (weight_has_adapter(x)) {
+        adapter_backward_weights<floatX>({x->da, linear->gradients}, {x->db, linear->gradients}, dout, inp,
+                                         x->a, x->b, x->shape, {N, w->C, w->OC}, x->mode, &linear->adapter);
+    }
     if (dweight.to.data) {
         matmul_backward_weight(dweight.to, dout, inp, {N, w->C, w->OC}, dweight.mode, linear->matmul);
     }
@@ -476,7 +517,11 @@ static inline void linear_backward_input(floatX* dinp, const floatX* dout, const
     if (linear_is_in_fp8_(linear, w)) {
         linear_backward_input_fp8_(dinp, dout, w, N, linear);
     } else {
-        matmul_backward_input(dinp, dout, w->data, {N, w->C, w->OC}, linear->matmul);
+        matmul_backward_input(dinp, dout, linear_expanded_(w, linear), {N, w->C, w->OC}, linear->matmul);
+    }
+    if (weight_has_adapter(&w->adapter)) {
+        adapter_backward_input(dinp, dout, w->adapter.a, w->adapter.b, w->adapter.shape, {N, w->C, w->OC},
+                               &linear->adapter);
     }
 }
 
@@ -485,6 +530,12 @@ static inline void linear_backward_input_gelu(floatX* dinp, LinearGradient dbias
                                               const Weight* w, const floatX* pre, int N, LinearGpu* linear) {
     if (linear_is_in_fp8_(linear, w)) {
         linear_backward_input_gelu_fp8_(dinp, dbias, dout, w, pre, N, linear);
+    } else if (linear->is_quantized || weight_has_adapter(&w->adapter)) {
+        linear_backward_input(dinp, dout, w, N, linear);
+        activation_backward(dinp, (const floatX*)dinp, pre, N, (size_t)w->C, ACTIVATION_GELU, linear->gpu);
+        if (dbias.to.data) {
+            matmul_backward_bias(dbias.to, (const floatX*)dinp, N, w->C, dbias.mode, linear->matmul);
+        }
     } else {
         matmul_backward_input_gelu<floatX>({dinp, dbias.to, dout, w->data, pre, {N, w->C, w->OC}, dbias.mode},
                                            linear->matmul);

@@ -17,6 +17,7 @@ linear_pack makes their copies again.
 #define LLMC_LINEAR_H
 
 #include "llmc/base/memory.h"
+#include "llmc/ops/adapter.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/gradient.h"
@@ -42,8 +43,13 @@ typedef struct {
     QuantizedScratch quantized; // if they are
     MatmulBf16Scratch bf16;     // if they do
     Bf16Weights packed;
-    MatmulFp8Scratch fp8; // with --matmul fp8
+    MatmulFp8Scratch fp8;   // with --matmul fp8
+    AdapterScratch adapter; // if the model has one
+    // blocks under an adapter: room for some rows of a matrix in fp32; NULL: none
+    float* panel;
 } Linear;
+
+enum { LINEAR_PANEL_FLOATS = 1 << 21 }; // of such rows, 8 MiB
 
 // A layer in a pass: its sizes, parameters, activations and matrices.
 typedef struct {
@@ -85,6 +91,7 @@ static inline void linear_open(Linear* linear, Memory* memory, int is_quantized,
     linear->is_quantized = is_quantized;
     linear->is_bf16 = linear->few = linear->has_fp8 = linear->in_fp8 = 0;
     linear->packed.kinds = 0;
+    linear->panel = NULL;
     matmul_open(&linear->matmul, memory);
     if (is_quantized) {
         quantized_open(&linear->quantized, memory, N, C);
@@ -107,6 +114,18 @@ static inline void linear_open_fp8(Linear* linear, Memory* memory, ModelConfig c
     matmul_fp8_open(&linear->fp8, memory, N * (rows > (size_t)cfg.C ? rows : (size_t)cfg.C), matrix);
 }
 
+// Opens the products of the model's adapter, if it has one, for inputs of up to N rows.
+static inline void linear_open_adapter(Linear* linear, Memory* memory, ModelConfig cfg, size_t N) {
+    const size_t most = model_adapter_rows(cfg);
+    if (most > 0) {
+        adapter_open(&linear->adapter, memory, &linear->matmul, N, most, model_adapter_widest(cfg));
+    }
+    if (most > 0 && linear->is_quantized) {
+        linear->panel = (float*)memory_take(memory, "scratch: rows of matrices", MEMORY_DEVICE,
+                                            LINEAR_PANEL_FLOATS * sizeof(float));
+    }
+}
+
 // Say that the passes up to linear_trained belong to a micro-step of training.
 static inline void linear_trains(Linear* linear) { linear->in_fp8 = linear->has_fp8; }
 static inline void linear_trained(Linear* linear) { linear->in_fp8 = 0; }
@@ -121,6 +140,16 @@ static inline void linear_pack(Linear* linear) {
 // Returns true if a parameter, given by its row in the table, has copies.
 static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && bf16_weights_has(&linear->packed, row);
+}
+
+// Names the gradients of a layer's adapters, `d`, which a backward pass sets or adds to as `mode`
+// says.
+static inline void linear_adapter_gradients(LayerWeights* w, const ModelParameters* d, GradientMode mode) {
+    const AdapterGradient all[ADAPT_MATRICES] = {{d->qkvw_a, d->qkvw_b},
+                                                 {d->attprojw_a, d->attprojw_b},
+                                                 {d->fcw_a, d->fcw_b},
+                                                 {d->fcprojw_a, d->fcprojw_b}};
+    layer_adapter_gradients(w, all, mode);
 }
 
 // Returns the matrices of layer l, whose parameters are `p`, with their copies. If several ranks
@@ -151,10 +180,51 @@ static inline Weight linear_expert(const Linear* linear, const Weight* w, int e)
     return expert;
 }
 
-static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
+// Returns rows of a matrix that fit into the panel.
+static inline int linear_panel_rows_(const Weight* w) {
+    return int_min(w->OC, int_max(1, LINEAR_PANEL_FLOATS / w->C));
+}
+
+// Sets the panel to `rows` rows of a matrix in blocks, from row o on.
+static inline void linear_expand_(const Weight* w, int o, int rows, Linear* linear) {
+    const size_t C = (size_t)w->C, blocks = C / QUANTIZED_BLOCK;
+#pragma omp parallel for schedule(static)
+    for (int i = 0; i < rows; i++) {
+        quantized_decode(linear->panel + (size_t)i * C, linear_blocks_(w) + (size_t)(o + i) * blocks, C);
+    }
+}
+
+// Sets out from a matrix in blocks as numbers, without rounding inp: an adapter trains beside it.
+static inline void linear_forward_panels_(float* out, const float* inp, const Weight* w, int N,
+                                          Linear* linear) {
+    const int rows = linear_panel_rows_(w);
+    for (int o = 0; o < w->OC; o += rows) {
+        const int some = int_min(rows, w->OC - o);
+        linear_expand_(w, o, some, linear);
+        matmul_forward_columns_cpu(out + o, (size_t)w->OC, inp, linear->panel, w->bias ? w->bias + o : NULL,
+                                   (MatmulSizes){N, w->C, some}, &linear->matmul);
+    }
+}
+
+static inline void linear_backward_panels_(float* dinp, const float* dout, const Weight* w, int N,
+                                           Linear* linear) {
+    const int rows = linear_panel_rows_(w);
+    for (int o = 0; o < w->OC; o += rows) {
+        const int some = int_min(rows, w->OC - o);
+        linear_expand_(w, o, some, linear);
+        matmul_backward_columns_cpu(dinp, dout + o, (size_t)w->OC, linear->panel,
+                                    (MatmulSizes){N, w->C, some}, o == 0 ? GRADIENT_SET : GRADIENT_ADD,
+                                    &linear->matmul);
+    }
+}
+
+static inline void linear_forward_base_(float* out, const float* inp, const Weight* w, int N,
+                                        Linear* linear) {
     const MatmulSizes sizes = {N, w->C, w->OC};
     if (linear->in_fp8 && w->in_fp8) {
         matmul_fp8_forward_cpu(out, inp, w->data, w->bias, sizes, &linear->fp8, &linear->matmul);
+    } else if (linear->panel && !linear->few) {
+        linear_forward_panels_(out, inp, w, N, linear);
     } else if (linear->is_quantized) {
         q8_matmul_cpu(out, inp, linear_blocks_(w), w->bias, sizes, &linear->quantized);
     } else if (linear->is_bf16 && linear->few) {
@@ -165,6 +235,14 @@ static inline void linear_forward_cpu(float* out, const float* inp, const Weight
         matvec_forward_cpu(out, inp, w->data, w->bias, sizes);
     } else {
         matmul_forward_cpu(out, inp, w->data, w->bias, sizes, &linear->matmul);
+    }
+}
+
+static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
+    const WeightAdapter* x = &w->adapter;
+    linear_forward_base_(out, inp, w, N, linear);
+    if (weight_has_adapter(x)) {
+        adapter_forward_cpu(out, inp, x->a, x->b, x->shape, (MatmulSizes){N, w->C, w->OC}, &linear->adapter);
     }
 }
 
@@ -189,17 +267,33 @@ static inline void linear_backward_weight_(LinearGradients d, const float* dout,
     }
 }
 
-// Sets dinp (N, C), and the gradients of parameters.
+// Sets or adds to the gradients of the matrix's adapter.
+static inline void linear_backward_adapter_(const float* dout, const float* inp, const Weight* w, int N,
+                                            Linear* linear) {
+    const WeightAdapter* x = &w->adapter;
+    if (weight_has_adapter(x)) {
+        adapter_backward_weights_cpu((float*)x->da, (float*)x->db, dout, inp, x->a, x->b, x->shape,
+                                     (MatmulSizes){N, w->C, w->OC}, x->mode, &linear->adapter);
+    }
+}
+
+// Sets dinp (N, C), which may be inp, and the gradients of parameters and of the adapter.
 static inline void linear_backward_cpu(float* dinp, LinearGradients d, const float* dout, const float* inp,
                                        const Weight* w, int N, Linear* linear) {
     const MatmulSizes sizes = {N, w->C, w->OC};
     linear_backward_weight_(d, dout, inp, w, N, linear);
+    linear_backward_adapter_(dout, inp, w, N, linear);
     if (linear->in_fp8 && w->in_fp8) {
         matmul_fp8_backward_input_cpu(dinp, dout, w->data, sizes, &linear->fp8, &linear->matmul);
+    } else if (linear->panel) {
+        linear_backward_panels_(dinp, dout, w, N, linear);
     } else if (linear->is_bf16) {
         matmul_bf16_backward_input_cpu(dinp, dout, w->backward, sizes, &linear->bf16);
     } else {
         matmul_backward_input_cpu(dinp, dout, w->data, sizes, &linear->matmul);
+    }
+    if (weight_has_adapter(&w->adapter)) {
+        adapter_backward_input_cpu(dinp, w->adapter.a, w->adapter.shape, sizes, &linear->adapter);
     }
 }
 

@@ -58,10 +58,11 @@ static inline LmHeadGpu lm_head_of(const LayerPassGpu* layer, int chunk, float z
 
 // Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk. With
 // --quantize a few at a time, since the matrix in floatX would take more memory than its blocks
-// save.
+// save; an adapter has that memory (linear_gpu_open).
 static inline void lm_head_logits(const LmHeadGpu* head, int first, int count) {
     const Weight* weight = &head->weight;
-    const int most = head->linear->is_quantized ? QUANTIZED_ROWS : count;
+    const int is_few = head->linear->is_quantized && !head->linear->adapter.h,
+              most = is_few ? QUANTIZED_ROWS : count;
     for (int n = 0; n < count; n += most) {
         linear_forward(head->logits + (size_t)n * weight->OC, head->hidden + (size_t)(first + n) * weight->C,
                        weight, int_min(most, count - n), head->linear);

@@ -149,7 +149,8 @@ static inline MlpLayerGradients mlp_gradients_of(const ModelParameters* d, const
 
 static inline int mlp_is_packed_(const Mlp* mlp) {
     const Linear* linear = mlp->linear;
-    return linear->is_bf16 && !linear->few && mlp_bf16_fits((size_t)mlp->N, (size_t)mlp->proj.C);
+    return linear->is_bf16 && !linear->few && !weight_has_adapter(&mlp->fc.adapter) &&
+           !weight_has_adapter(&mlp->proj.adapter) && mlp_bf16_fits((size_t)mlp->N, (size_t)mlp->proj.C);
 }
 
 static inline MlpBf16 mlp_packed_(const Mlp* mlp) {

@@ -156,8 +156,8 @@ static inline int self_attention_is_divided_(const SelfAttention* a) { return a-
 
 static inline int self_attention_is_packed_(const SelfAttention* a) {
     return a->linear->is_bf16 && !a->cache.data && !self_attention_is_divided_(a) &&
-           !heads_parts(a->heads.kind).has_norm && !latents_are_there(&a->latents) &&
-           attention_bf16_fits(a->sizes.T, a->sizes.HS);
+           !weight_has_adapter(&a->weight.adapter) && !heads_parts(a->heads.kind).has_norm &&
+           !latents_are_there(&a->latents) && attention_bf16_fits(a->sizes.T, a->sizes.HS);
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {

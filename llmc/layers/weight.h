@@ -9,10 +9,13 @@ A layer has its weights at hand, with their sizes: nothing looks a matrix up.
 #define LLMC_WEIGHT_H
 
 #include <stdint.h>
+#include <string.h>
 
 #include "llmc/base/enum_words.h"
 #include "llmc/base/float8.h"
 #include "llmc/model/model.h"
+#include "llmc/ops/adapter.h"
+#include "llmc/ops/gradient.h"
 
 // --matmul
 // clang-format off
@@ -30,6 +33,17 @@ typedef struct {
     E4m3Rows rows, turned; // (OC, C), (C, OC)
 } WeightCodes;
 
+// The adapter of a matrix (adapter.h), and in a backward pass its gradients, of the parameters'
+// gradients' type.
+typedef struct {
+    AdapterShape shape;
+    const floatX *a, *b;
+    void *da, *db;
+    GradientMode mode;
+} WeightAdapter;
+
+static inline int weight_has_adapter(const WeightAdapter* x) { return x->shape.rank > 0; }
+
 typedef struct {
     const floatX* data;                 // (OC, C); with --quantize its blocks of 8 bits
     const floatX* bias;                 // (OC), or NULL
@@ -37,15 +51,25 @@ typedef struct {
     int OC, C;
     int in_fp8; // --matmul fp8 multiplies it in fp8 (matmul_fp8.h)
     WeightCodes fp8;
+    WeightAdapter adapter;
 } Weight;
+
+// Returns a matrix (OC, C) with its bias, without codes and adapter.
+static inline Weight weight_of(const floatX* data, const floatX* bias, int OC, int C) {
+    Weight w;
+    memset((void*)&w, 0, sizeof(w));
+    w.data = data;
+    w.bias = bias;
+    w.OC = OC;
+    w.C = C;
+    return w;
+}
 
 // Returns the matrix of expert e, with its bias, given expert 0's; its data are floatX, without
 // copies. It is not multiplied in fp8.
 static inline Weight weight_of_expert(const Weight* w, int e) {
-    const WeightCodes none = {{NULL, NULL}, {NULL, NULL}};
     const size_t first = (size_t)e * (size_t)w->OC; // row
-    return (Weight){
-        w->data + first * (size_t)w->C, w->bias ? w->bias + first : NULL, NULL, NULL, w->OC, w->C, 0, none};
+    return weight_of(w->data + first * (size_t)w->C, w->bias ? w->bias + first : NULL, w->OC, w->C);
 }
 
 // Packed copies of the matrices, as members of the same names.
@@ -64,6 +88,27 @@ typedef struct {
         shared_fcproj, wte, head;
 } LayerWeights;
 
+// Names the adapter of a matrix.
+static inline WeightAdapter weight_adapter_(ModelConfig cfg, AdaptedMatrix m, const floatX* a,
+                                            const floatX* b) {
+    const WeightAdapter adapter = {model_adapter_shape(cfg, m), a, b, NULL, NULL, GRADIENT_SET};
+    return adapter;
+}
+
+// Names the adapters in `p`; in a layer with experts these have none.
+static inline void layer_adapters_(LayerWeights* w, ModelConfig cfg, int has_experts,
+                                   const ModelParameters* p) {
+    if (!model_has_adapter(cfg)) {
+        return;
+    }
+    w->qkv.adapter = weight_adapter_(cfg, ADAPT_QKV, p->qkvw_a, p->qkvw_b);
+    w->attproj.adapter = weight_adapter_(cfg, ADAPT_ATTPROJ, p->attprojw_a, p->attprojw_b);
+    if (!has_experts) {
+        w->fc.adapter = weight_adapter_(cfg, ADAPT_FC, p->fcw_a, p->fcw_b);
+        w->fcproj.adapter = weight_adapter_(cfg, ADAPT_FCPROJ, p->fcprojw_a, p->fcprojw_b);
+    }
+}
+
 // Names the matrices in `p`, the parameters of a layer with or without experts, and their copies,
 // whose members may be NULL.
 static inline LayerWeights layer_weights(ModelConfig cfg, int has_experts, const ModelParameters* p,
@@ -71,32 +116,55 @@ static inline LayerWeights layer_weights(ModelConfig cfg, int has_experts, const
     const int C = cfg.C, Q = model_heads(cfg), first = model_attention_rows(cfg),
               out = model_attention_values(cfg), F = model_hidden(cfg), gates = model_gates(cfg),
               Fe = model_expert_hidden(cfg), Fs = has_experts ? cfg.Fs : 0, values = model_mixer_values(cfg);
-    const WeightCodes none = {{NULL, NULL}, {NULL, NULL}};
-    const Weight wte = {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C, 0, none},
-                 head = {p->head, NULL, forward->head, backward->head, cfg.Vp, C, 0, none},
-                 fc = {p->fcw, p->fcb, forward->fcw, backward->fcw, gates * F, C, 1, none},
-                 fcproj = {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F, 1, none},
-                 efc = {p->efcw, p->efcb, forward->efcw, backward->efcw, gates * Fe, C, 0, none},
-                 efcproj = {p->efcprojw, p->efcprojb, forward->efcprojw, backward->efcprojw, C, Fe, 0, none};
-    const LayerWeights weights = {
-        {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, first, C, 1, none},
-        {p->qupw, NULL, forward->qupw, backward->qupw, Q, cfg.latent.query_rank, 0, none},
-        {p->kvupw, NULL, forward->kvupw, backward->kvupw, model_latent_up(cfg), cfg.latent.rank, 0, none},
-        {p->attgatew, NULL, forward->attgatew, backward->attgatew, Q, C, 0, none},
-        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, out, 0, none},
-        {p->mixw, NULL, forward->mixw, backward->mixw, model_mixer_rows(cfg), C, 0, none},
-        {p->mixzw, NULL, forward->mixzw, backward->mixzw, values, C, 0, none},
-        {p->mixbaw, NULL, forward->mixbaw, backward->mixbaw, 2 * cfg.mixer.value_heads, C, 0, none},
-        {p->mixoutw, NULL, forward->mixoutw, backward->mixoutw, C, values, 0, none},
-        {p->routerw, p->routerwb, NULL, NULL, cfg.E, C, 0, none},
-        has_experts ? efc : fc,
-        has_experts ? efcproj : fcproj,
-        {p->sfcw, NULL, forward->sfcw, backward->sfcw, gates * Fs, C, 1, none},
-        {p->sfcprojw, NULL, forward->sfcprojw, backward->sfcprojw, C, Fs, 1, none},
-        wte,
-        cfg.has_head ? head : wte,
-    };
-    return weights;
+    LayerWeights w;
+#define WEIGHT_(matrix, weight, bias, OC, C)                                                                 \
+    matrix = weight_of(p->weight, bias, OC, C);                                                              \
+    matrix.forward = forward->weight;                                                                        \
+    matrix.backward = backward->weight;
+    WEIGHT_(w.qkv, qkvw, p->qkvb, first, C)
+    WEIGHT_(w.queries_up, qupw, NULL, Q, cfg.latent.query_rank)
+    WEIGHT_(w.keys_up, kvupw, NULL, model_latent_up(cfg), cfg.latent.rank)
+    WEIGHT_(w.gate, attgatew, NULL, Q, C)
+    WEIGHT_(w.attproj, attprojw, p->attprojb, C, out)
+    WEIGHT_(w.mix, mixw, NULL, model_mixer_rows(cfg), C)
+    WEIGHT_(w.mixz, mixzw, NULL, values, C)
+    WEIGHT_(w.mixba, mixbaw, NULL, 2 * cfg.mixer.value_heads, C)
+    WEIGHT_(w.mixout, mixoutw, NULL, C, values)
+    WEIGHT_(w.shared_fc, sfcw, NULL, gates * Fs, C)
+    WEIGHT_(w.shared_fcproj, sfcprojw, NULL, C, Fs)
+    WEIGHT_(w.wte, wte, NULL, cfg.Vp, C)
+    WEIGHT_(w.head, head, NULL, cfg.Vp, C)
+    if (has_experts) {
+        WEIGHT_(w.fc, efcw, p->efcb, gates * Fe, C)
+        WEIGHT_(w.fcproj, efcprojw, p->efcprojb, C, Fe)
+    } else {
+        WEIGHT_(w.fc, fcw, p->fcb, gates * F, C)
+        WEIGHT_(w.fcproj, fcprojw, p->fcprojb, C, F)
+    }
+#undef WEIGHT_
+    w.router = weight_of(p->routerw, p->routerwb, cfg.E, C); // always fp32
+    w.head = cfg.has_head ? w.head : w.wte;
+    w.qkv.in_fp8 = w.shared_fc.in_fp8 = w.shared_fcproj.in_fp8 = 1;
+    w.fc.in_fp8 = w.fcproj.in_fp8 = !has_experts;
+    layer_adapters_(&w, cfg, has_experts, p);
+    return w;
+}
+
+// Returns the gradient of an adapter.
+typedef struct {
+    void *a, *b;
+} AdapterGradient;
+
+// Names the gradients of a layer's adapters: of the matrices qkv, attproj, fc, fcproj.
+static inline void layer_adapter_gradients(LayerWeights* w, const AdapterGradient d[ADAPT_MATRICES],
+                                           GradientMode mode) {
+    WeightAdapter* const all[ADAPT_MATRICES] = {&w->qkv.adapter, &w->attproj.adapter, &w->fc.adapter,
+                                                &w->fcproj.adapter};
+    for (int m = 0; m < ADAPT_MATRICES; m++) {
+        all[m]->da = d[m].a;
+        all[m]->db = d[m].b;
+        all[m]->mode = mode;
+    }
 }
 
 #endif

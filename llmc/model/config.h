@@ -28,6 +28,7 @@ et al., "GQA", 2023. Latent attention: DeepSeek-AI, "DeepSeek-V2", 2024 (latent.
 #include "llmc/base/enum_words.h"
 #include "llmc/model/tensors.h"
 #include "llmc/ops/activation.h"
+#include "llmc/ops/adapter.h"
 #include "llmc/ops/heads.h"
 #include "llmc/ops/norm.h"
 #include "llmc/ops/rope.h"
@@ -180,6 +181,21 @@ typedef struct {
     int in_halves; // order of channels that turn in files: halves, not pairs
 } ModelLatent;
 
+// Matrices of a block that an adapter may change.
+typedef enum { ADAPT_QKV, ADAPT_ATTPROJ, ADAPT_FC, ADAPT_FCPROJ, ADAPT_MATRICES } AdaptedMatrix;
+
+// All rows of a matrix are one part; without this bit, bit p stands for part p: queries, keys and
+// values; or gate and up.
+enum { ADAPTER_WHOLE = 1 << ADAPTER_MAX_PARTS, MODEL_MAX_RANK = 1024 };
+
+// An adapter (adapter.h) of a frozen model; all zero: none. It is all that is trained.
+typedef struct {
+    int rank[ADAPT_MATRICES]; // 0: the matrix has none
+    int parts[ADAPT_MATRICES];
+    float alpha[ADAPT_MATRICES];
+    int by_root; // the factor is alpha / sqrt(rank), else alpha / rank
+} ModelAdapter;
+
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
     int V, Vp;
@@ -214,6 +230,7 @@ typedef struct {
     ModelLatent latent;                 // HEADS_LATENT
     InitialWeights initial;             // random weights; files do not have it
     ModelPart part;                     // of a larger model; files do not have it
+    ModelAdapter adapter;               // files of the model do not have it
 } ModelConfig;
 
 // Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of
@@ -356,6 +373,79 @@ static inline int model_mixer_channels(ModelConfig cfg) {
 }
 static inline int model_mixer_rows(ModelConfig cfg) {
     return short_conv_columns(mixer_parts(model_mixer(cfg)).conv) * model_mixer_channels(cfg);
+}
+
+// ---- an adapter ----
+
+// Returns 1 if a frozen model has an adapter: then the tables of parameters have only the
+// adapter's, and those of model_of_base have all others.
+static inline int model_has_adapter(ModelConfig cfg) {
+    int rank = 0;
+    for (int m = 0; m < ADAPT_MATRICES; m++) {
+        rank |= cfg.adapter.rank[m];
+    }
+    return rank > 0;
+}
+
+// Returns the model without its adapter.
+static inline ModelConfig model_of_base(ModelConfig cfg) {
+    const ModelAdapter none = {{0}, {0}, {0}, 0};
+    cfg.adapter = none;
+    return cfg;
+}
+
+// Sets the rows of the parts that a matrix could have; returns their number.
+static inline int model_matrix_parts_(ModelConfig cfg, AdaptedMatrix m, int rows[ADAPTER_MAX_PARTS]) {
+    switch (m) {
+    case ADAPT_QKV:
+        rows[0] = model_heads(cfg);
+        rows[1] = rows[2] = model_keys(cfg);
+        return 3;
+    case ADAPT_FC:
+        rows[0] = rows[1] = model_hidden(cfg);
+        return model_gates(cfg);
+    case ADAPT_ATTPROJ:
+    case ADAPT_FCPROJ:
+    case ADAPT_MATRICES:
+        break;
+    }
+    rows[0] = cfg.C;
+    return 1;
+}
+
+// Returns the shape of a matrix's adapter; rank 0: it has none.
+static inline AdapterShape model_adapter_shape(ModelConfig cfg, AdaptedMatrix m) {
+    const ModelAdapter* of = &cfg.adapter;
+    const float R = (float)of->rank[m];
+    int rows[ADAPTER_MAX_PARTS], first = 0;
+    const int count = model_matrix_parts_(cfg, m, rows), is_whole = of->parts[m] == ADAPTER_WHOLE;
+    AdapterShape s = {of->rank[m], 0, {0, {0}, {0}}};
+    for (int p = 0; p < count; p++) {
+        if (s.rank > 0 && (is_whole ? p == 0 : of->parts[m] >> p & 1)) {
+            s.parts.first[s.parts.count] = first;
+            s.parts.rows[s.parts.count++] = rows[p];
+        }
+        first += rows[p];
+    }
+    s.parts.rows[0] = is_whole ? first : s.parts.rows[0];
+    s.factor = s.rank > 0 ? of->alpha[m] / (of->by_root ? sqrtf(R) : R) : 0;
+    return s;
+}
+
+// Return the most rows of a first factor of the adapter, 0 without, and the most columns of the
+// input or output of a matrix that has one.
+static inline size_t model_adapter_rows(ModelConfig cfg) {
+    int most = 0;
+    for (int m = 0; m < ADAPT_MATRICES; m++) {
+        const int rows = adapter_a_rows(model_adapter_shape(cfg, (AdaptedMatrix)m));
+        most = rows > most ? rows : most;
+    }
+    return (size_t)most;
+}
+static inline size_t model_adapter_widest(ModelConfig cfg) {
+    const int hidden = model_gates(cfg) * model_hidden(cfg), first = model_attention_rows(cfg),
+              out = model_attention_values(cfg), most = hidden > first ? hidden : first;
+    return (size_t)(most > out && most > cfg.C ? most : out > cfg.C ? out : cfg.C);
 }
 
 // Returns the hidden units of an expert.

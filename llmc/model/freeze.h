@@ -326,6 +326,17 @@ static int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int 
     return l;
 }
 
+// Freezes the base of an adapter.
+static void freeze_add_base_(Freeze* freeze, const TensorRow* rows, ModelConfig cfg) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && model_has_adapter(cfg); i++) {
+        const TensorSet bit = rows[i].kind == KIND_ADAPTER ? 0 : tensor_bit(i);
+        freeze->rows |= bit;
+        for (int l = 0; l < cfg.L; l++) {
+            freeze->in_block[l] |= bit;
+        }
+    }
+}
+
 // Freezes the parameters that are never trained.
 static void freeze_add_fixed_(Freeze* freeze, const TensorRow* rows, int L) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -360,6 +371,7 @@ int freeze_parse(Freeze* freeze, ModelConfig cfg, const char* list, char* error)
         freeze->rows |= is_whole && rows[i].uses > 0 ? tensor_bit(i) : 0;
     }
     freeze_add_fixed_(freeze, rows, L);
+    freeze_add_base_(freeze, rows, cfg);
     freeze->first_block = freeze_first_block_(freeze, rows, L);
     if (freeze->first_block == L && freeze_has_all_(freeze, rows, PLACE_ONCE, 0)) {
         return error_set(error, "--freeze", "%s leaves nothing to train", list);

@@ -88,7 +88,15 @@ typedef enum {
   X(ln2postw, ALL,     1,                  w.norm_after,     0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm after the MLP */ \
   X(lnfw,     ONCE,    1,                  w.last_norm,      0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before the classifier */ \
   X(lnfb,     ONCE,    1,                  w.last_norm_bias, 0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
-  X(head,     ONCE,    w.head,             cfg.C,            0,       1,            INIT_VOCAB,         1,     HEAD,      WORDS) /* the classifier's weight, if it is not wte */
+  X(head,     ONCE,    w.head,             cfg.C,            0,       1,            INIT_VOCAB,         1,     HEAD,      WORDS) /* the classifier's weight, if it is not wte */ \
+  X(qkvw_a,   ATTENTION, w.adapt_a[ADAPT_QKV], cfg.C,        0,       w.adapt_parts[ADAPT_QKV], INIT_ADAPTER, 1,  ADAPTER,   NONE)  /* adapters of these matrices (adapter.h) */ \
+  X(qkvw_b,   ATTENTION, w.adapt_b[ADAPT_QKV], w.adapt_rank[ADAPT_QKV], 0, 1,       INIT_ZERO,          1,     ADAPTER,   NONE) \
+  X(attprojw_a, ATTENTION, w.adapt_a[ADAPT_ATTPROJ], w.values, 0,     1,            INIT_ADAPTER,       1,     ADAPTER,   NONE) \
+  X(attprojw_b, ATTENTION, w.adapt_b[ADAPT_ATTPROJ], w.adapt_rank[ADAPT_ATTPROJ], 0, 1, INIT_ZERO,      1,     ADAPTER,   NONE) \
+  X(fcw_a,    DENSE,   w.adapt_a[ADAPT_FC], cfg.C,           0,       w.adapt_parts[ADAPT_FC], INIT_ADAPTER, 1,  ADAPTER,   NONE) \
+  X(fcw_b,    DENSE,   w.adapt_b[ADAPT_FC], w.adapt_rank[ADAPT_FC], 0, 1,           INIT_ZERO,          1,     ADAPTER,   NONE) \
+  X(fcprojw_a, DENSE,  w.adapt_a[ADAPT_FCPROJ], w.F,         0,       1,            INIT_ADAPTER,       1,     ADAPTER,   NONE) \
+  X(fcprojw_b, DENSE,  w.adapt_b[ADAPT_FCPROJ], w.adapt_rank[ADAPT_FCPROJ], 0, 1,   INIT_ZERO,          1,     ADAPTER,   NONE)
 
 // Activations, for N = B*T tokens, of the layers `of` (LAYERS_...). A tensor with `blocks` layers is
 // kept for the backward pass, one per such layer, up to the recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor
@@ -243,7 +251,20 @@ typedef struct {
     int mix_C, mix_rows, mix_channels, mix_conv, mix_values, mix_heads, mix_taps, mix_norm, mix_out;
     int mix_inputs, mix_state, part;
     int expert_counts, arrived, arrived_first, arrived_C; // if ranks divide experts
+    // of adapters: rows of both factors, the rank, and parts; 1 without
+    int adapt_a[ADAPT_MATRICES], adapt_b[ADAPT_MATRICES], adapt_rank[ADAPT_MATRICES],
+        adapt_parts[ADAPT_MATRICES];
 } ModelWidths;
+
+static inline void model_adapter_widths_(ModelWidths* w, ModelConfig cfg) {
+    for (int m = 0; m < ADAPT_MATRICES; m++) {
+        const AdapterShape s = model_adapter_shape(cfg, (AdaptedMatrix)m);
+        w->adapt_a[m] = adapter_a_rows(s);
+        w->adapt_b[m] = adapter_b_rows(s);
+        w->adapt_rank[m] = s.rank;
+        w->adapt_parts[m] = s.parts.count > 0 ? s.parts.count : 1;
+    }
+}
 
 static inline void model_expert_widths_(ModelWidths* w, ModelConfig cfg) {
     w->mlps = model_mlps(cfg);
@@ -339,6 +360,7 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     model_expert_widths_(&w, cfg);
     model_mixer_widths_(&w, cfg);
     model_latent_widths_(&w, cfg);
+    model_adapter_widths_(&w, cfg);
     return w;
 }
 
@@ -369,6 +391,11 @@ static inline void model_row_layers_(TensorRow* row, ModelConfig cfg, LayersKind
     row->layers = copies > 0 || tensor_is_absent(row) ? copies : 1; // others share it
 }
 
+// Returns the rows of a parameter: none if it is the frozen base's of an adapter.
+static inline size_t model_rows_of_kind_(ModelConfig cfg, TensorKind kind, int rows) {
+    return model_has_adapter(cfg) == (kind == KIND_ADAPTER) ? (size_t)rows : 0;
+}
+
 // Fills in the rows of the parameter table for a configuration, with elements of this size; returns
 // the bytes of one allocation for all of them. Parameters lie in groups: first those outside of
 // blocks (PLACE_ONCE), then block 0, block 1, ... (model_copies). All blocks are laid out alike. In
@@ -387,7 +414,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     row->places = 1;                                                                                         \
     row->in_block = LAYERS_##layers_ != LAYERS_ONCE;                                                         \
     row->place = row->in_block && !(has_cuts && row->split == SPLIT_NONE) ? PLACE_BLOCK : PLACE_ONCE;        \
-    row->rows = (size_t)(rows_);                                                                             \
+    row->rows = model_rows_of_kind_(cfg, KIND_##kind_, rows_);                                               \
     row->cols = (size_t)(cols_);                                                                             \
     row->repeats = model_copy_repeats(cfg);                                                                  \
     row->first_layer = 0;                                                                                    \
@@ -543,6 +570,13 @@ static inline ModelActivations model_activations_at_layer(ModelActivations all, 
     return all;
 }
 
+// Sets the pointers of an adapter's layer that are NULL to those of its base.
+static inline void model_join_parameters(ModelParameters* adapter, const ModelParameters* base) {
+#define MODEL_JOIN_(name, ...) adapter->name = adapter->name ? adapter->name : base->name;
+    MODEL_PARAMETERS(MODEL_JOIN_)
+#undef MODEL_JOIN_
+}
+
 // Returns the pointers of a micro-batch in an update; `all` points to the first micro-batch's.
 static inline ModelActivations model_activations_of(ModelActivations all, const TensorRow* rows,
                                                     int64_t micro_step) {
@@ -631,14 +665,24 @@ static inline double model_attention_products(ModelConfig cfg, int l, int T) {
     return ((double)model_heads(cfg) + model_attention_values(cfg)) * W * (1 - W / (2.0 * T));
 }
 
-// Returns the floating-point operations to train on one token, as the field counts them: 6 per
-// weight of each layer (with the padded vocabulary), and 6 per multiply-add of attention.
-static inline double model_flops_per_token(ModelConfig cfg, int T) {
+// Returns the elements of all layers that count as multiplied.
+static inline double model_multiplied_(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    double weights = 0, products = 0;
+    double weights = 0;
     model_parameter_rows(rows, cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         weights += rows[i].uses * model_multiplied_elements(&rows[i], cfg);
+    }
+    return weights;
+}
+
+// Returns the floating-point operations to train on one token, as the field counts them: 6 per
+// weight of each layer (with the padded vocabulary), 4 if it is frozen under an adapter, and 6 per
+// multiply-add of attention.
+static inline double model_flops_per_token(ModelConfig cfg, int T) {
+    double weights = model_multiplied_(cfg), products = 0;
+    if (model_has_adapter(cfg)) {
+        weights += 4.0 / 6 * model_multiplied_(model_of_base(cfg));
     }
     for (int l = 0; l < cfg.L; l++) {
         products += model_attention_products(cfg, l, T);
@@ -672,6 +716,11 @@ static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, u
                         (is_out && cfg.initial == INITIAL_ZERO_OUT);
     if (row->init == INIT_UNIT) {
         return 1;
+    }
+    if (row->init == INIT_ADAPTER) {
+        Rand rng = rand_open(seed, row->stream);
+        rand_seek(&rng, (l * row->rows + r) * row->cols + c);
+        return (float)((2 * rand_uniform(&rng) - 1) / sqrt((double)row->cols));
     }
     if (row->init == INIT_DECAY) {
         return rand_log_uniform(seed, row->stream, l * row->cols + c, 16);

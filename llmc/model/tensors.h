@@ -30,6 +30,7 @@ typedef enum {
     INIT_UNIT,      // one
     INIT_DECAY,     // log of a uniform number: decays of the delta rule
     INIT_NORMAL,    // N(0, std), std = 0.02, more in narrow models (model_initial_std)
+    INIT_ADAPTER,   // uniform up to 1 / sqrt(columns)
     INIT_VOCAB,     // like INIT_NORMAL for the V rows of the vocabulary; zero for its padding
     // N(0, std / sqrt(2L)): projections into the residual stream, which adds up 2L of them
     INIT_NORMAL_SCALED
@@ -43,6 +44,7 @@ typedef enum {
     KIND_ROUTER,    // the matrix that chooses experts
     KIND_VECTOR,    // a bias, or a parameter of a norm
     KIND_FIXED,     // never trained
+    KIND_ADAPTER,   // a factor of a low-rank product (adapter.h)
     TENSOR_KINDS
 } TensorKind;
 

@@ -128,6 +128,13 @@ static inline void matmul_forward_residual(T* out, const T* residual, const T* i
     matmul_linear_(out, residual, inp, weight, bias, sizes, ctx);
 }
 
+// Adds inp weight^T to out.
+template <class T>
+static inline void matmul_forward_add(T* out, const T* inp, const T* weight, MatmulSizes sizes,
+                                      MatmulGpu* ctx) {
+    matmul_linear_(out, (const T*)out, inp, weight, (const T*)NULL, sizes, ctx);
+}
+
 // Returns 1 if cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be
 // multiples of 8 elements. Not in fp32: its tanh may be an approximation too coarse for that type.
 template <class T> static inline int matmul_fuses_(GeluFusion which, int cols, const MatmulGpu* ctx) {
@@ -158,6 +165,16 @@ static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight
                                          MatmulGpu* ctx) {
     const MatmulKey key = matmul_input_key_<T>(sizes, CUBLASLT_EPILOGUE_DEFAULT);
     const MatmulOperands x = {dinp, NULL, dout, weight, NULL, NULL, NULL, NULL, NULL};
+    matmul_product(key, x, ctx);
+}
+
+// Adds dout weight to dinp.
+template <class T>
+static inline void matmul_backward_input_add(T* dinp, const T* dout, const T* weight, MatmulSizes sizes,
+                                             MatmulGpu* ctx) {
+    MatmulKey key = matmul_input_key_<T>(sizes, CUBLASLT_EPILOGUE_DEFAULT);
+    const MatmulOperands x = {dinp, dinp, dout, weight, NULL, NULL, NULL, NULL, NULL};
+    key.adds = 1;
     matmul_product(key, x, ctx);
 }
 

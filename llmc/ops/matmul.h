@@ -257,6 +257,13 @@ void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weig
 void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, MatmulSizes sizes,
                                 GradientMode mode, MatmulScratch* scratch);
 
+// Multiply with only some rows of a weight, (OC, C): set as many columns of out, whose rows are
+// `stride` apart; set or add to dinp from as many columns of dout.
+void matmul_forward_columns_cpu(float* out, size_t stride, const float* inp, const float* weight,
+                                const float* bias, MatmulSizes sizes, MatmulScratch* scratch);
+void matmul_backward_columns_cpu(float* dinp, const float* dout, size_t stride, const float* weight,
+                                 MatmulSizes sizes, GradientMode mode, MatmulScratch* scratch);
+
 // Sets or adds to dbias (OC). Each thread sums whole columns, row after row: the order does not
 // depend on the number of threads.
 void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC, GradientMode mode);
@@ -396,10 +403,11 @@ typedef struct {
     int i0, i1, j0, j1;
 } MatmulPart_;
 
-// A matmul: sets or adds to out(M, N) left(M, K) right(K, N) + bias(N), according to `mode`; out is
-// row-major without gaps.
+// A matmul: sets or adds to out(M, N) left(M, K) right(K, N) + bias(N), according to `mode`; rows
+// of out are `stride` apart.
 typedef struct {
     float* out;
+    size_t stride;
     Matrix left, right;
     int M, N, K;
     const float* bias;
@@ -412,7 +420,7 @@ typedef struct {
 // panels.
 static void matmul_block_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k, const float* tiles,
                           const float* panels) {
-    const size_t stride = (size_t)x->N;
+    const size_t stride = x->stride;
     const float* bias = k0 == 0 ? x->bias : NULL;
     const GradientMode mode = k0 == 0 ? x->mode : GRADIENT_ADD;
     for (int j = part.j0; j < part.j1; j += MATMUL_TILE_COLS) {
@@ -471,25 +479,35 @@ static void matmul_product_(MatmulProduct_ x) {
     }
 }
 
+void matmul_forward_columns_cpu(float* out, size_t stride, const float* inp, const float* weight,
+                                const float* bias, MatmulSizes sizes, MatmulScratch* scratch) {
+    const Matrix left = {inp, (size_t)sizes.C, 1}, right = {weight, 1, (size_t)sizes.C};
+    matmul_product_((MatmulProduct_){out, stride, left, right, sizes.N, sizes.OC, sizes.C, bias, GRADIENT_SET,
+                                     scratch, 0});
+}
+
 void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
                         MatmulSizes sizes, MatmulScratch* scratch) {
-    const Matrix left = {inp, (size_t)sizes.C, 1}, right = {weight, 1, (size_t)sizes.C};
-    matmul_product_(
-        (MatmulProduct_){out, left, right, sizes.N, sizes.OC, sizes.C, bias, GRADIENT_SET, scratch, 0});
+    matmul_forward_columns_cpu(out, (size_t)sizes.OC, inp, weight, bias, sizes, scratch);
+}
+
+void matmul_backward_columns_cpu(float* dinp, const float* dout, size_t stride, const float* weight,
+                                 MatmulSizes sizes, GradientMode mode, MatmulScratch* scratch) {
+    const Matrix left = {dout, stride, 1}, right = {weight, (size_t)sizes.C, 1};
+    matmul_product_((MatmulProduct_){dinp, (size_t)sizes.C, left, right, sizes.N, sizes.C, sizes.OC, NULL,
+                                     mode, scratch, 0});
 }
 
 void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, MatmulSizes sizes,
                                MatmulScratch* scratch) {
-    const Matrix left = {dout, (size_t)sizes.OC, 1}, right = {weight, (size_t)sizes.C, 1};
-    matmul_product_(
-        (MatmulProduct_){dinp, left, right, sizes.N, sizes.C, sizes.OC, NULL, GRADIENT_SET, scratch, 0});
+    matmul_backward_columns_cpu(dinp, dout, (size_t)sizes.OC, weight, sizes, GRADIENT_SET, scratch);
 }
 
 void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, MatmulSizes sizes,
                                 GradientMode mode, MatmulScratch* scratch) {
     const Matrix left = {dout, 1, (size_t)sizes.OC}, right = {inp, (size_t)sizes.C, 1};
-    matmul_product_(
-        (MatmulProduct_){dweight, left, right, sizes.OC, sizes.C, sizes.N, NULL, mode, scratch, 0});
+    matmul_product_((MatmulProduct_){dweight, (size_t)sizes.C, left, right, sizes.OC, sizes.C, sizes.N, NULL,
+                                     mode, scratch, 0});
 }
 
 void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC, GradientMode mode) {

@@ -333,7 +333,7 @@ void optimizer_show_average_cpu(const OptimizerState* s, const MapRange* range, 
 #include "llmc/optim/sgd.h"
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name,   has_optional, master, 0, {1, 1, 1, 1, 1, 1},
+    const Optimizer optimizer = {name,   has_optional, master, 0, {1, 1, 1, 1, 1, 1, 1},
                                  {0, 0}, INT_MAX,      0,      0, {0, 0}};
     return optimizer;
 }
@@ -346,14 +346,14 @@ const char* optimizer_word(OptimizerName name) {
 UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
     static const UpdateRule rules[][TENSOR_KINDS] = {
         // clang-format off
-        //                         matrices       embeddings     own head       router         vectors     never trained
-        [OPTIMIZER_ADAMW]       = {RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW, RULE_NONE},
-        [OPTIMIZER_ADAMW8BIT]   = {RULE_ADAMW8,   RULE_ADAMW8,   RULE_ADAMW8,   RULE_ADAMW8,   RULE_ADAMW, RULE_NONE},
-        [OPTIMIZER_ADAFACTOR]   = {RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FULL, RULE_NONE},
-        [OPTIMIZER_MUON]        = {RULE_MUON,     RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW, RULE_NONE},
-        [OPTIMIZER_SOAP]        = {RULE_SOAP,     RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW, RULE_NONE},
-        [OPTIMIZER_LION]        = {RULE_LION,     RULE_LION,     RULE_LION,     RULE_LION,     RULE_LION, RULE_NONE},
-        [OPTIMIZER_SGD]         = {RULE_SGD,      RULE_SGD,      RULE_SGD,      RULE_SGD,      RULE_SGD, RULE_NONE},
+        //                         matrices       embeddings     own head       router         vectors     never trained  adapters
+        [OPTIMIZER_ADAMW]       = {RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW, RULE_NONE,     RULE_ADAMW},
+        [OPTIMIZER_ADAMW8BIT]   = {RULE_ADAMW8,   RULE_ADAMW8,   RULE_ADAMW8,   RULE_ADAMW8,   RULE_ADAMW, RULE_NONE,     RULE_ADAMW8},
+        [OPTIMIZER_ADAFACTOR]   = {RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FACTORED, RULE_FULL, RULE_NONE,     RULE_FACTORED},
+        [OPTIMIZER_MUON]        = {RULE_MUON,     RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW, RULE_NONE,     RULE_MUON},
+        [OPTIMIZER_SOAP]        = {RULE_SOAP,     RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW,    RULE_ADAMW, RULE_NONE,     RULE_SOAP},
+        [OPTIMIZER_LION]        = {RULE_LION,     RULE_LION,     RULE_LION,     RULE_LION,     RULE_LION, RULE_NONE,     RULE_LION},
+        [OPTIMIZER_SGD]         = {RULE_SGD,      RULE_SGD,      RULE_SGD,      RULE_SGD,      RULE_SGD, RULE_NONE,     RULE_SGD},
         // clang-format on
     };
     return rules[optimizer.name][kind];

@@ -121,7 +121,7 @@ static void plan_count_copy_(Memory* memory, const Settled* s) {
 // have as files have them: in 8 bits, or a part.
 static size_t plan_load_bytes_(const Settled* s) {
     const MapOf of = settled_map(s, 1);
-    return s->options.texts.quantize || !map_is_plain(&of) ? load_bytes(&of) : 0;
+    return settled_has_blocks(s) || !map_is_plain(&of) ? load_bytes(&of) : 0;
 }
 
 static void plan_count_load_(Memory* memory, const Settled* s) {
@@ -130,6 +130,11 @@ static void plan_count_load_(Memory* memory, const Settled* s) {
         const Settled teacher = setup_teacher(s);
         const size_t of_teacher = plan_load_bytes_(&teacher);
         bytes = bytes > of_teacher ? bytes : of_teacher;
+    }
+    if (model_has_adapter(s->cfg)) {
+        const Settled base = setup_base(s);
+        const size_t of_base = plan_load_bytes_(&base);
+        bytes = bytes > of_base ? bytes : of_base;
     }
     if (bytes > 0 && s->options.program.trainer == OPTION_CPU) {
         memory_count(memory, "weights to load", MEMORY_DEVICE, bytes);
@@ -221,6 +226,22 @@ static void plan_print_architecture_(FILE* file, ModelConfig cfg) {
     fputc('\n', file);
 }
 
+// Prints the adapter, which is all that is trained.
+static void plan_print_adapter_(FILE* file, ModelConfig cfg) {
+    static const char* const names[ADAPT_MATRICES] = {"qkvw", "attprojw", "fcw", "fcprojw"};
+    const char* separator = "adapter: ";
+    for (int m = 0; m < ADAPT_MATRICES; m++) {
+        if (cfg.adapter.rank[m] > 0) {
+            fprintf(file, "%srank %d of %s", separator, cfg.adapter.rank[m], names[m]);
+            separator = ", ";
+        }
+    }
+    if (model_has_adapter(cfg)) {
+        fprintf(file, ": %s parameters; the model's are frozen\n",
+                units_parameters(model_count_parameters(cfg)).text);
+    }
+}
+
 // Prints that the average of the weights is a copy of them.
 static void plan_print_average_(FILE* file, const Settled* s) {
     if (s->optimizer.average.is_kept) {
@@ -236,7 +257,7 @@ static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
             "model: %d layer%s, %d channel%s, %d head%s, context %d, vocabulary %d (padded to %d): %s "
             "parameters",
             cfg.L, words_s(cfg.L), cfg.C, words_s(cfg.C), cfg.NH, words_s(cfg.NH), cfg.max_T, cfg.V, cfg.Vp,
-            units_parameters(model_count_parameters(cfg)).text);
+            units_parameters(model_count_parameters(model_of_base(cfg))).text);
     if (cfg.E > 0) {
         fprintf(file, ", %s active", units_parameters(model_count_active(cfg)).text);
     }
@@ -246,6 +267,7 @@ static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
     }
     fputc('\n', file);
     plan_print_architecture_(file, cfg);
+    plan_print_adapter_(file, cfg);
     plan_print_freeze_(file, s);
     plan_print_average_(file, s);
     fprintf(file, "memory%s: ", ranks_size(&s->ranks) > 1 ? each : "");

@@ -69,7 +69,7 @@ static inline double plan_kept_peak_(const Options* o) {
 static inline Settled plan_on_cpu(TrainerPlan* plan, const Settled* settled, PlanModel model, Comm* comm) {
     plan->measure_peak = comm->size > 1 ? plan_measure_peak_ : plan_kept_peak_;
     plan->peak = plan->measure_peak(&settled->options);
-    plan->in_place = !settled->options.texts.quantize;
+    plan->in_place = !settled_has_blocks(settled);
     plan->loss_scale = loss_scale_off();
     plan->rates = rates_cpu(settled);
     const Settled s = memory_choose_cpu(settled, comm, &plan->rates, model);

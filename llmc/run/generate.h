@@ -65,7 +65,6 @@ void generate_close(Generate* g);
 #include "llmc/run/run_files.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/options.h"
-#include "llmc/checkpoint/load_save.h"
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/comm/comm.h"
 #include "llmc/generate/text_stream.h"
@@ -555,11 +554,13 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
 static void generate_setup_(Generate* g, Ranks ranks) {
     Run* run = g->run;
     run->model_path = model_path_find(run->given, run->newest);
+    run->adapter_path = model_path_of_adapter(run->given, run->newest_adapter);
     run_check_outputs(run, run->given);
     const SettleInput input = {.ranks = ranks,
                                .dtype = run->trainer->dtype,
                                .model_path = run->model_path,
-                               .found = setup_read_model(run->model_path)};
+                               .found = setup_read_model(run->model_path),
+                               .adapter_path = run->adapter_path};
     const Settled s = settle(&run->data, run->given, &input);
     g->options = s.options;
     g->V = s.cfg.V;
@@ -595,7 +596,7 @@ void generate_texts(Run* run, Model* model) {
     const Options* o = run->given;
     Generate* g = run->generate;
     run_set_model(run, model);
-    load_model(&run->files, run->model_path, (HfWeights)o->model.weights, o->data.seed, NULL, NULL);
+    run_load(run, NULL, NULL);
     run_open_generator(run, model, &g->options);
     if (g->is_chat) {
         run->generator.turn_end = g->dialog.marks.turn_end;

@@ -83,6 +83,9 @@ typedef struct {
     char newest[PATH_MAX];         // newest checkpoint, if --model names a run
     const char* teacher_path;      // path of the teacher; NULL: none
     char newest_teacher[PATH_MAX]; // its newest checkpoint, if --teacher names a run
+    // directory of the adapter of --model, or the checkpoint that has it; NULL: none, or a new one
+    const char* adapter_path;
+    char newest_adapter[PATH_MAX]; // newest checkpoint, if --adapter names a run
     double start_s;                // start of the program, on the clock of time_now_s
     FILE* results;                 // output for results: standard output, even with --quiet
     int has_joined;                // true once this rank has joined the others
@@ -150,6 +153,10 @@ int run_length(const Run* run);
 
 // Opens the generator of samples or texts. `options`, which sampling follows, must outlive it.
 void run_open_generator(Run* run, Model* model, const Options* options);
+
+// Sets the weights: from the files that the run starts with, or from the checkpoint that it
+// continues; before it, those of an adapter's base.
+void run_load(Run* run, const char* checkpoint, const SavedState* saved);
 
 // Restores the run from a checkpoint. Its data continue at a sequence.
 void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t sequence);
@@ -412,6 +419,47 @@ int run_saves(const Run* run) {
 }
 
 void run_save(Run* run) { run_save_(run, run->due); }
+
+// Sets the weights of the frozen base of an adapter, which all ranks have.
+static void run_load_base_(Run* run) {
+    const Settled s = setup_base(run->settled);
+    const ModelAccess access = run->trainer->access;
+    Model* base = run->trainer->base(run->model);
+    const ModelFiles files = {.model = base,
+                              .access = access,
+                              .map = access.map(base),
+                              .state = access.state(base),
+                              .dtype = s.saved_dtype,
+                              .in_place = run->plan.in_place && !settled_has_blocks(&s),
+                              .comm = &run->comm};
+    load_model(&files, (LoadFrom){.path = run->model_path, .which = (HfWeights)s.options.model.weights},
+               NULL);
+    if (run->comm.size > 1) {
+        char words[32];
+        const uint64_t sum = run->trainer->checksum(base, all_parameters());
+        snprintf(words, sizeof(words), "%016llx", (unsigned long long)sum);
+        comm_agree_in(&run->comm, 0, "the parameters of the base (checksum)", sum, words);
+    }
+}
+
+void run_load(Run* run, const char* checkpoint, const SavedState* saved) {
+    const Options* o = &run->settled->options;
+    const int has_adapter = model_has_adapter(run->settled->cfg);
+    if (has_adapter) {
+        run_load_base_(run);
+    }
+    if (checkpoint) {
+        run_restore(run, checkpoint, saved, (uint64_t)run->resume.sequence);
+        return;
+    }
+    load_model(&run->files,
+               (LoadFrom){.path = has_adapter ? run->adapter_path : run->model_path,
+                          .which = (HfWeights)o->model.weights,
+                          .seed = o->data.seed,
+                          .more = run->data.is_extended ? &run->more : NULL,
+                          .merged = has_adapter ? NULL : run->adapter_path},
+               NULL);
+}
 
 void run_restore(Run* run, const char* path, const SavedState* saved, uint64_t sequence) {
     load_checkpoint(&run->files, path, saved);

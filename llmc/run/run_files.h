@@ -40,6 +40,7 @@ void run_agree_on_files(Run* run, const Options* options);
 #include "llmc/base/outputs.h"
 #include "llmc/base/stop_request.h"
 #include "llmc/checkpoint/directory.h"
+#include "llmc/formats/hf_adapter.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/log/log_files.h"
 #include "llmc/setup/option_files.h"
@@ -74,7 +75,8 @@ static void run_list_newest_(FileList* files, const char* option, const char* va
 void run_list_files(FileList* files, const Run* run, const Options* options) {
     char buffer[OPTION_TEXT_BYTES];
     const int continues = run->resume.is_active,
-              has_model = !continues && !options_model_size(options); // else --model is not read
+              // else --model is not read
+        has_model = (!continues || run->adapter_path) && !options_model_size(options);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         const int is_model = row->offset == offsetof(Options, model.path);
@@ -84,8 +86,12 @@ void run_list_files(FileList* files, const Run* run, const Options* options) {
     }
     if (continues) {
         run_list_checkpoint_(files, &run->resume);
-    } else {
+    }
+    if (has_model) {
         run_list_newest_(files, "model", options->model.path, run->model_path);
+    }
+    if (run->adapter_path && strcmp(run->adapter_path, options->model.adapter) != 0) {
+        hf_adapter_list_files(files, "adapter", run->adapter_path);
     }
     run_list_newest_(files, "teacher", options->teacher.path, run->teacher_path);
 }

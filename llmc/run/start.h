@@ -147,6 +147,7 @@ static void start_open_session_(Run* run) {
     saved.card = run_data_card(&run->data, run->settled->cfg.V);
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
     saved.config = run->kept_config;
+    saved.base = run->model_path;
     saved.train = &run->data.train;
     saved.num_val_sets = run_data_list_sets(saved.val_sets, &run->data, &run->settled->options);
     saved.extra = trainer->save_extra;
@@ -166,6 +167,10 @@ static void start_print_weights_(const Run* run) {
     }
     printable_line(stdout, "weights: %sread from %s",
                    run->settled->options.model.weights == HF_AVERAGE ? "the average, " : "", path);
+    if (run->adapter_path) {
+        printable_line(stdout, "adapter: read from %s%s", run->adapter_path,
+                       model_has_adapter(run->settled->cfg) ? "" : ", merged into the weights");
+    }
     if (run->data.is_extended) {
         printf(
             "tokenizer: the first %d of %d tokens are the model's own; the rows of the others start as the "
@@ -241,10 +246,9 @@ static void start_open_state_(Run* run) {
         setup_validates_first(o, model_flops_per_token(run->settled->cfg, o->batch.seq_len),
                               run_data_all_eval_sequences(&run->data, o));
     if (run->resume.is_active) {
-        run_restore(run, run->resume.path, &run->resume.saved, (uint64_t)run->resume.sequence);
+        run_load(run, run->resume.path, &run->resume.saved);
     } else {
-        load_model(&run->files, run->model_path, (HfWeights)o->model.weights, o->data.seed,
-                   run->data.is_extended ? &run->more : NULL, NULL);
+        run_load(run, NULL, NULL);
     }
     run_agree_on_parameters(run);
 }
@@ -263,7 +267,7 @@ static uint64_t start_load_teacher_(Run* run, Model* teacher) {
                                   run->plan.in_place && !s.options.texts.quantize,
                                   &run->comm,
                                   0};
-        load_model(&files, run->teacher_path, HF_LAST, 0, NULL, &checksum);
+        load_model(&files, (LoadFrom){.path = run->teacher_path, .which = HF_LAST}, &checksum);
     }
     return checksum;
 }
@@ -698,7 +702,10 @@ static Settled start_settle_(Run* run, Ranks ranks) {
     const Options options = resume_open(&run->resume, run->given, &run->comm);
     const int continues = run->resume.is_active;
     start_print_ranks_(run, ranks);
-    run->model_path = continues ? run->resume.path : model_path_find(&options, run->newest);
+    const int has_adapter = options.model.lora_rank > 0 || options.model.adapter[0];
+    run->model_path = continues && !has_adapter ? run->resume.path : model_path_find(&options, run->newest);
+    run->adapter_path =
+        continues && has_adapter ? run->resume.path : model_path_of_adapter(&options, run->newest_adapter);
     run->teacher_path = model_path_of_teacher(&options, run->newest_teacher);
     if (run_is_first(run)) {
         run_check_outputs(run, &options);
@@ -711,7 +718,8 @@ static Settled start_settle_(Run* run, Ranks ranks) {
                                found,
                                continues,
                                run->teacher_path,
-                               setup_read_model(run->teacher_path)};
+                               setup_read_model(run->teacher_path),
+                               run->adapter_path};
     run->kept_config = setup_kept_config(run->model_path);
     run->more = (MoreTokens){found.V, &run->data.own_tokenizer, &run->data.tokenizer};
     return settle(&run->data, &options, &input);

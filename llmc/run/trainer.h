@@ -126,6 +126,8 @@ typedef struct {
     void (*hide_average)(Model* model);
     // Returns the teacher of a model; NULL: none.
     Model* (*teacher)(Model* model);
+    // Returns the frozen base of a model with an adapter; NULL: it has none.
+    Model* (*base)(Model* model);
     // Returns a checksum of some of the parameters that all ranks of a data group have.
     uint64_t (*checksum)(Model* model, ParameterBytes of);
     // Writes more small files into a checkpoint, in the thread that saves. NULL: none.

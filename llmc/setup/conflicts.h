@@ -50,6 +50,16 @@ void setup_check_in_backward(const Settled* s);
 
 // Refuses --quantize if the run trains or exports, and for a model whose rows are not whole blocks.
 void setup_check_quantize(const Settled* s);
+// Refuses an adapter without a trained model, `path`, unless the run is only planned, and a new one
+// beside that of --adapter (`has_files`).
+void setup_check_base(const Settled* s, const char* path, int has_files);
+
+// Refuses an adapter of a model or in a grid that cannot have one.
+void setup_check_adapter(const Settled* s);
+
+// Refuses options that cannot go with an adapter in training. The data are open.
+void setup_check_adapter_run(const Settled* s, const RunData* data);
+
 void setup_check_experts(const Settled* s);
 void setup_check_mixer(const Settled* s);
 void setup_check_router(const Settled* s);
@@ -107,6 +117,7 @@ void setup_check_mup(const Settled* s);
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/q8_weights.h"
+#include "llmc/layers/weight.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/ops/experts.h"
 #include "llmc/setup/options_values.h"
@@ -295,9 +306,10 @@ void setup_check_quantize(const Settled* s) {
     if (!s->options.texts.quantize) {
         return;
     }
-    if (s->use == USE_TRAIN) {
-        die_usage("--quantize q8_0 is for generating text, and for tasks with --steps 0; training needs "
-                  "--quantize off");
+    if (s->use == USE_TRAIN && !model_has_adapter(s->cfg)) {
+        die_usage(
+            "--quantize q8_0 is for generating text, for tasks with --steps 0, and for the frozen base of "
+            "an adapter: --lora-rank; other training needs --quantize off");
     }
     if (options_exports(&s->options)) {
         die_usage("--quantize q8_0 keeps no weights to export; wanted off (--export-gguf-dtype q8_0 exports "
@@ -307,6 +319,86 @@ void setup_check_quantize(const Settled* s) {
     if (unfit) {
         die_usage("--quantize q8_0: a matrix has %d columns, wanted a multiple of %d; --quantize off works",
                   unfit, QUANTIZED_BLOCK);
+    }
+}
+
+void setup_check_base(const Settled* s, const char* path, int has_files) {
+    const Options* o = &s->options;
+    if (!path && !options_only_look(o)) {
+        die_usage("--%s needs the trained model that it changes: --model with its files",
+                  has_files ? "adapter" : "lora-rank");
+    }
+    if (has_files && o->model.lora_rank > 0) {
+        die_usage("--lora-rank %d, --adapter %s, which has a rank of its own; wanted one of them",
+                  o->model.lora_rank, o->model.adapter);
+    }
+}
+
+// Refuses a grid in which ranks have parts of matrices or layers.
+static void setup_check_adapter_grid_(const Settled* s) {
+    const GridShape shape = s->ranks.grid.shape;
+    if (shape.tensor > 1 || shape.pipeline > 1 || shape.context > 1) {
+        die_usage("--%s %d, and an adapter; wanted 1: only whole sequences are divided among processes",
+                  shape.tensor > 1     ? "tensor-parallel"
+                  : shape.pipeline > 1 ? "pipeline-parallel"
+                                       : "context-parallel",
+                  shape.tensor > 1     ? shape.tensor
+                  : shape.pipeline > 1 ? shape.pipeline
+                                       : shape.context);
+    }
+    if (s->ranks.zero == 3) {
+        die_usage("--zero 3, and an adapter, whose base every process has; wanted --zero 2 or less");
+    }
+}
+
+void setup_check_adapter(const Settled* s) {
+    const Options* o = &s->options;
+    if (o->optimizer.freeze[0]) {
+        die_usage("--freeze %s, and an adapter, beside which everything is frozen; wanted one of them",
+                  o->optimizer.freeze);
+    }
+    if (s->cfg.E > 0) {
+        die_usage("an adapter of a model with experts (%s) is only used merged; wanted a model without, or "
+                  "--quantize off and no training",
+                  model_architecture(s->cfg.arch)->word);
+    }
+    if (s->cfg.share != SHARE_OFF) {
+        die_usage("--share-layers %s, and an adapter, whose layers share nothing; wanted off",
+                  o->model.share_layers);
+    }
+    setup_check_adapter_grid_(s);
+}
+
+void setup_check_adapter_run(const Settled* s, const RunData* data) {
+    const Options* o = &s->options;
+    if (!model_has_adapter(s->cfg) || s->use != USE_TRAIN) {
+        return;
+    }
+    if (o->optimizer.mup[0] || strcmp(o->optimizer.average, "off") != 0) {
+        die_usage("--%s, and an adapter, which cannot go with it; wanted one of them",
+                  o->optimizer.mup[0] ? "mup" : "average");
+    }
+    if (o->memory.matmul == MATMUL_FP8) {
+        die_usage("--matmul fp8, and an adapter; wanted fp32, bf16 or auto");
+    }
+    if (data->is_extended) {
+        die_usage(
+            "--tokenizer %s has more tokens than the model, whose vocabulary is frozen under an adapter; "
+            "wanted the model's own",
+            o->data.tokenizer);
+    }
+    if (options_exports(o)) {
+        die_usage("--export-%s, and a run that trains an adapter; wanted the export after it: --model %s "
+                  "--adapter OUT --steps 0",
+                  o->output.export_llmc[0] ? "llmc" : "gguf", o->model.path);
+    }
+    for (int m = 0; m < ADAPT_MATRICES && o->optimizer.name == OPTIMIZER_ADAMW8BIT; m++) {
+        if (s->cfg.adapter.rank[m] % OPTIMIZER_BLOCK) {
+            die_usage(
+                "--optimizer adamw8bit: the adapter has rank %d, wanted a multiple of %d; --optimizer adamw "
+                "works",
+                s->cfg.adapter.rank[m], OPTIMIZER_BLOCK);
+        }
     }
 }
 

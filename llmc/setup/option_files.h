@@ -28,6 +28,7 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
 #include "llmc/base/file.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/token_files.h"
+#include "llmc/formats/hf_adapter.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/tokenizer/bpe_files.h"
 
@@ -53,6 +54,9 @@ void option_list_files(FileList* files, const OptionRow* row, const char* value)
         break;
     case FILES_MODEL:
         hf_model_list_files(files, row->name, value);
+        break;
+    case FILES_ADAPTER:
+        hf_adapter_list_files(files, row->name, value);
         break;
     case FILES_NONE:
     case FILES_RUNS:

@@ -112,6 +112,7 @@ typedef enum {
     FILES_DATA,      // the same, perhaps with names and weights (mixture.h)
     FILES_TOKENIZER, // a tokenizer: its file or directory (bpe_files.h)
     FILES_MODEL,     // a model: its file or directory (hf_model.h), or the directory of its run
+    FILES_ADAPTER,   // the directory of an adapter (hf_adapter.h), or of its run
     FILES_RUNS,      // directories of runs, or their logs (log_reader.h)
     FILES_PREFIX,    // files whose names start with it
     FILES_SCRATCH    // a directory for temporary files

@@ -68,6 +68,7 @@ typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
     X(EVERY_TASKS, REFUSED, options_has_tasks(o) || o->tasks.every <= 0, "--tasks, --hellaswag or --perplexity") \
     X(PERPLEXITY,  REFUSED, o->tasks.perplexity[0], "--perplexity") \
     X(TEACHER,     REFUSED, settled_has_teacher(s), "--teacher") \
+    X(LORA,        REFUSED, o->model.lora_rank > 0, "--lora-rank") \
     X(FIELDS,      NOTED,   setup_reads_fields(o), "JSON lines or Parquet") \
     X(BIN,         NOTED,   setup_reads_bin(o), "data in .bin files") \
     X(SHARED_ROWS, NOTED,   o->data.pack <= (int)PACK_BESTFIT, "documents that share a row: --pack stream, aligned or bestfit") \
@@ -119,6 +120,10 @@ struct Options {
         const char* layer_types;
         float softcap;
         const char* share_layers;
+        const char* adapter;
+        int lora_rank;
+        float lora_alpha;
+        const char* lora_targets;
     } model;
     struct {
         int size, seq_len;
@@ -375,6 +380,16 @@ const OptionRow OPTION_TABLE[] = {
     {"model",       "share-layers",   "",   STRING_(model.share_layers),          0,       0, RUN_, "off",
         "off|all|pairs|loop:K", "layers that share parameters; all: every layer has the same block; pairs: two in a "
         "row share one; loop:K: K blocks, repeated"},
+    {"model",       "adapter",        "",   STRING_(model.adapter),               0,       0, RUN_ | BOTH_ | READS_(ADAPTER), "",
+        "DIR", "low-rank adapter of --model (LoRA), as PEFT stores it: a directory with adapter_config.json, or the "
+        "--out of a run; training continues it, all else uses the model with it; without it: none"},
+    {"model",       "lora-rank",      "",   INT_(model.lora_rank),                0, MODEL_MAX_RANK, RUN_, "0",
+        "", "train a new low-rank adapter of --model, whose weights stay frozen: the rank of its matrices; 0: none"},
+    {"model",       "lora-alpha",     "",   FLOAT_(model.lora_alpha),             0,   MANY_, AUTO_ | RUN_ | NEEDS_(LORA), "auto",
+        "", "an adapter's product counts alpha / rank times; auto: 2 rank"},
+    {"model",       "lora-targets",   "",   STRING_(model.lora_targets),          0,       0, RUN_ | NEEDS_(LORA), "all",
+        "all|attention|mlp|NAMES", "layers that get an adapter: all linear ones of attention and MLP, or names at Hugging "
+        "Face, as q_proj,v_proj"},
 
     {"batch",       "batch",          "b",  INT_(batch.size),                     1, 1048576, AUTO_ | BOTH_ | BASIC_, "auto",
         "sequences", "micro-batch: sequences per forward and backward pass; with --prompts: how many texts are "
@@ -560,9 +575,9 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "maximum length of a generated text; it ends earlier with its document"},
     {"texts",       "stop",           "",   LIST_(texts.stop),                    0,       0, TEXTS_ | ONCE_, "",
         "TEXT", "end a text before this string; may be given several times; --stop-run stops a run"},
-    {"texts",       "quantize",       "",   CHOICE_(texts.quantize),              0,       0, ONCE_ | BOTH_, "off",
-        WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, and for tasks with "
-        "--steps 0"},
+    {"texts",       "quantize",       "",   CHOICE_(texts.quantize),              0,       0, RUN_ | BOTH_, "off",
+        WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, for tasks with "
+        "--steps 0, and for training an adapter"},
 
     {"output",      "out",            "o",  STRING_(output.dir),                  0,       0, ONCE_ | EACH_ | READS_(RUNS) | WRITES_(RUNS) | BASIC_, "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); without it: no files"},

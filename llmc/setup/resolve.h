@@ -58,6 +58,8 @@ typedef struct {
     int continues;            // true: model_path is a checkpoint, whose options name the tokenizer
     const char* teacher_path; // the teacher, or NULL
     ModelConfig teacher;      // its sizes
+    // directory of an adapter of the model, perhaps a checkpoint; NULL: none, or a new one
+    const char* adapter_path;
 } SettleInput;
 
 // Returns the settings, with every option decided that does not depend on the memory of the device.
@@ -70,6 +72,10 @@ Settled settle(RunData* data, const Options* options, const SettleInput* input);
 // same parts and chunks, in the last stage. Its matmul algorithms are not timed, so that a resumed
 // run has the same ones. Its blocks keep no activations.
 Settled setup_teacher(const Settled* s);
+
+// Returns the settings of an adapter's frozen base: a model without its adapter that only has
+// parameters, all of them in each rank.
+Settled setup_base(const Settled* s);
 
 // Returns the settings of a run for --find-lr: it only trains, and writes nothing.
 Settled setup_sweep(const Settled* s);
@@ -120,6 +126,7 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/data/target_mask.h"
 #include "llmc/base/gguf_file.h"
 #include "llmc/formats/gguf_config.h"
+#include "llmc/formats/hf_adapter.h"
 #include "llmc/formats/hf_config.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/layers/bf16_weights.h"
@@ -293,14 +300,16 @@ static int64_t settle_only_at_end_(int64_t steps) {
 
 // Returns the rate of --lr auto for a run of this many updates; 0: a long one. With --mup it is the
 // small model's. A model that is already trained gets a tenth of a long run's rate, since its
-// weights are close. SGD does not divide by the gradient's size: with a gradient clipped to norm 1
-// it needs 400 times AdamW's rate.
+// weights are close; its adapter gets all of it. SGD does not divide by the gradient's size: with a
+// gradient clipped to norm 1 it needs 400 times AdamW's rate.
 static double settle_lr_(const Options* o, int64_t updates) {
-    const int has_weights = o->model.path[0] && !options_model_size(o);
+    const int has_weights = o->model.path[0] && !options_model_size(o),
+              has_adapter = o->model.lora_rank > 0 || o->model.adapter[0];
     Mup mup;
     const int C = mup_parse(&mup, o->optimizer.mup) ? mup.C : o->model.channels;
-    const double rate = has_weights ? 0.1 * automatic_rate_long(C, o->batch.total)
-                                    : automatic_rate(C, o->batch.total, updates);
+    const double rate = has_adapter   ? automatic_rate_long(C, o->batch.total)
+                        : has_weights ? 0.1 * automatic_rate_long(C, o->batch.total)
+                                      : automatic_rate(C, o->batch.total, updates);
     return rate * (o->optimizer.name == OPTIMIZER_SGD ? 400 : 1);
 }
 
@@ -567,6 +576,30 @@ static void settle_teacher_(Settled* s, const RunData* data, const SettleInput* 
     setup_check_teacher(s);
 }
 
+// Decides the adapter, if there is one. Training has it apart from its base, as has a base in 8
+// bits; any other use merges it into the model, which then has none.
+static void settle_adapter_(Settled* s, const SettleInput* input) {
+    const Options* o = &s->options;
+    const float alpha =
+        o->model.lora_alpha == OPTION_AUTO ? 2.0f * (float)o->model.lora_rank : o->model.lora_alpha;
+    char error[ERROR_BYTES];
+    ModelAdapter adapter;
+    if (!input->adapter_path && o->model.lora_rank == 0) {
+        return;
+    }
+    setup_check_base(s, input->model_path, input->adapter_path && !input->continues);
+    if (input->adapter_path) {
+        adapter = hf_adapter_read_config(input->adapter_path, s->cfg);
+    } else if (!hf_adapter_choose(&adapter, s->cfg, o->model.lora_rank, alpha, o->model.lora_targets,
+                                  error)) {
+        die_usage("%s", error);
+    }
+    if (s->use == USE_TRAIN || o->texts.quantize) {
+        s->cfg.adapter = adapter;
+        setup_check_adapter(s);
+    }
+}
+
 static ModelUse settle_use_(const Options* o) {
     const int converts =
         options_exports(o) && o->model.path[0] && !options_model_size(o) && !o->output.dir[0];
@@ -619,6 +652,7 @@ static void settle_run_(Settled* s, RunData* data, const Options* options, const
         setup_check_optimizer(s);
         setup_check_mup(s);
         setup_check_average(s);
+        setup_check_adapter_run(s, data);
     }
     settled_conclude(s);
 }
@@ -637,6 +671,7 @@ Settled settle(RunData* data, const Options* options, const SettleInput* input) 
     settle_tokenizer_(&s, data, input);
     setup_check_weights(&s, input->model_path, input->continues);
     s.cfg = settle_model(&s.options, data, input->model_path, input->found);
+    settle_adapter_(&s, input);
     settle_run_(&s, data, options, input);
     return s;
 }
@@ -667,6 +702,20 @@ Settled setup_teacher(const Settled* s) {
     t.freeze.first_block = t.cfg.L;
     settled_conclude(&t);
     return t;
+}
+
+Settled setup_base(const Settled* s) {
+    Settled base = *s;
+    Options* o = &base.options;
+    base.use = s->use == USE_TRAIN ? USE_EVALUATE : s->use;
+    base.cfg = model_of_base(s->cfg);
+    base.teacher.L = 0;
+    o->ranks.zero = o->memory.gradients = o->memory.master_weights = 0;
+    o->memory.offload_optimizer = o->memory.offload_residuals = o->memory.offload_params =
+        o->memory.update_in_backward = 0;
+    base.freeze = freeze_of(base.cfg, "");
+    settled_conclude(&base);
+    return base;
 }
 
 Settled setup_sweep(const Settled* s) {

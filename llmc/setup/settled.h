@@ -252,6 +252,12 @@ static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelU
     return s;
 }
 
+// Returns true if the matrices of this model are in 8 bits; those of an adapter never are, only its
+// base's.
+static inline int settled_has_blocks(const Settled* s) {
+    return s->options.texts.quantize && !model_has_adapter(s->cfg);
+}
+
 // ---- the teacher ----
 
 static inline int settled_has_teacher(const Settled* s) { return s->teacher.L > 0; }

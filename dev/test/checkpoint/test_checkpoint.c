@@ -57,7 +57,7 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
     }
 }
 
-static const Optimizer adamw = {.name = OPTIMIZER_ADAMW, .lr_scale = {1, 1, 1, 1, 1, 1}};
+static const Optimizer adamw = {.name = OPTIMIZER_ADAMW, .lr_scale = {1, 1, 1, 1, 1, 1, 1}};
 
 // Tensors of TINY, in place: parameters of some type, then the optimizer's state.
 struct Model {

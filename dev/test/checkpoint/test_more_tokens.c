@@ -134,7 +134,7 @@ static void test_load(const MoreTokens* more, MapOf of, int rank, int in_place, 
                               .map = &model.map,
                               .state = &state,
                               .in_place = in_place};
-    load_model(&files, test_path("own"), HF_LAST, 0, more, NULL);
+    load_model(&files, (LoadFrom){.path = test_path("own"), .which = HF_LAST, .more = more}, NULL);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (rows[i].init == INIT_VOCAB && rows[i].layers > 0) {
             expect_vocab((const float*)tensor_at_layer(&rows[i], model.memory, 0),

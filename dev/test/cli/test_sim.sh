@@ -73,6 +73,28 @@ check "answers on the GPU" "$gpu" "${answers[@]}" --tf32 off --out gpu_answers
 check "have the same losses: $(losses gpu_answers | wc -l)" \
     [ -n "$(losses cpu_answers)" -a "$(losses cpu_answers | cut -c 1-13)" = "$(losses gpu_answers | cut -c 1-13)" ]
 
+# Adapters, beside a base in fp32 and in 8 bits: sums of at most 128 numbers in another order.
+check "a base" "$cpu" --arch llama --layers 2 --channels 64 --heads 4 --kv-heads 2 --hidden 128 --context 64 --seq-len 32 \
+    --batch 4 --steps 20 --samples 0 --eval-every 0 --out base
+near_losses() {
+    paste -d ' ' <(losses "$1") <(losses "$2") |
+        awk '{ d = $3 / $6 - 1; n++; if ($1 != $4 || $2 != $5 || d > 1e-5 || d < -1e-5) { print; bad = 1 } } END { exit bad || n < 6 }'
+}
+adapter=(--model base --lora-rank 4 --seq-len 32 --batch 3 --total-batch 128 --steps 4 --eval-every 2 --eval-batches 2
+    --samples 0 --lr 0.02 --save-every 2)
+for quantize in off q8_0; do
+    rm -rf cpu_lora gpu_lora gpu_again
+    check "an adapter on the CPU, $quantize" "$cpu" "${adapter[@]}" --quantize $quantize --out cpu_lora
+    check "an adapter on the GPU, $quantize" "$gpu" "${adapter[@]}" --quantize $quantize --tf32 off --autotune off --out gpu_lora
+    check "has its losses, $quantize" near_losses cpu_lora gpu_lora
+    check "resumed, $quantize" "$gpu" --resume gpu_lora/step_00000002 --out gpu_again
+    check "has the same bits, $quantize" cmp {gpu_lora,gpu_again}/step_00000004/adapter_model.safetensors
+    for trainer in cpu gpu; do
+        "${!trainer}" --model base --adapter gpu_lora --quantize $quantize --prompt A --tokens 8 --temperature 0 >$trainer.txt 2>err.txt
+    done
+    check "continues a prompt as on the CPU, $quantize" cmp cpu.txt gpu.txt
+done
+
 "$gpu" --threads 2 >out.txt 2>err.txt
 check "an option of the CPU trainer is refused" [ $? = 2 ]
 check "by name" grep -q 'threads is an option of the CPU trainer' err.txt

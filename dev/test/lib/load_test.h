@@ -19,7 +19,7 @@ static inline void load_weights(Model* model, const char* path) {
                               trainer.program.trainer == OPTION_CPU,
                               NULL,
                               0};
-    load_model(&files, path, HF_LAST, 0, NULL, NULL);
+    load_model(&files, (LoadFrom){.path = path, .which = HF_LAST}, NULL);
 }
 
 #endif
