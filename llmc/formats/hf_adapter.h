@@ -608,8 +608,8 @@ static FileTensorName hf_factor_name_(const HfFactors_* f, char factor) {
 
 // Returns the row in memory for row i of lora_B, of the layer's.
 static size_t hf_factor_row_(const HfFactors_* f, ModelConfig cfg, size_t i) {
-    const HeadOrder order = cfg.latent.in_halves ? ORDER_HALVES : hf_families[cfg.arch].order;
-    return f->b_first + file_tensor_line(f->layer->tensor, order, cfg, i);
+    const FileOrder order = {cfg.latent.in_halves ? ORDER_HALVES : hf_families[cfg.arch].order, 0};
+    return f->b_first + file_tensor_line(f->layer->tensor, order, cfg, f->b_rows, i);
 }
 
 // Steps through the layers' adapters in a file: `at` counts from 0. Returns 0 after the last.
