@@ -9,7 +9,7 @@ static uint32_t* packed(Linear* linear, Matrix right, int K, int N) {
     return to;
 }
 
-static Weight weight_of(Linear* linear, const float* data, const float* bias, int OC, int C) {
+static Weight packed_weight_of(Linear* linear, const float* data, const float* bias, int OC, int C) {
     Weight w = {data, bias, NULL, NULL, OC, C};
     if (linear->is_bf16) {
         w.forward = packed(linear, matmul_bf16_forward_weight(data, C), C, OC);
@@ -45,8 +45,8 @@ static void test_size(ActivationKind kind, int is_bf16, int has_bias, int N, int
           *act = memory_take(&memory, "act", MEMORY_DEVICE, (size_t)N * F * sizeof(float));
     const Mlp mlp = {.kind = kind,
                      .N = N,
-                     .fc = weight_of(&linear, p.fcw, p.fcb, p.H, C),
-                     .proj = weight_of(&linear, p.fcprojw, p.fcprojb, C, F),
+                     .fc = packed_weight_of(&linear, p.fcw, p.fcb, p.H, C),
+                     .proj = packed_weight_of(&linear, p.fcprojw, p.fcprojb, C, F),
                      .fch = fch,
                      .act = act,
                      .linear = &linear};
@@ -210,8 +210,8 @@ static Mlp experts_open(const ExpertsCase* p, Memory* memory, Linear* linear) {
     r->chosen = (int*)(void*)aligned(memory, N * USED), r->rows = (int*)(void*)aligned(memory, N * USED);
     r->order = (int*)(void*)aligned(memory, M), r->first = (int*)(void*)aligned(memory, E + 1);
     if (p->sfcw) {
-        mlp.experts.fc = weight_of(linear, p->sfcw, NULL, 2 * FS, C);
-        mlp.experts.proj = weight_of(linear, p->sfcprojw, NULL, C, FS);
+        mlp.experts.fc = packed_weight_of(linear, p->sfcw, NULL, 2 * FS, C);
+        mlp.experts.proj = packed_weight_of(linear, p->sfcprojw, NULL, C, FS);
         mlp.experts.fch = aligned(memory, N * 2 * FS), mlp.experts.act = aligned(memory, N * FS);
     }
     return mlp;

@@ -281,6 +281,7 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
     static const char of_ranks[] =
         " gathered parts arrived qk_sums word_rows all_logits expert_counts arrived_in "
         "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
+    static const char of_adapters[] = " qkvw_a qkvw_b attprojw_a attprojw_b fcw_a fcw_b fcprojw_a fcprojw_b ";
     static char names[256];
     names[0] = '\0';
     for (int i = 0; i < count; i++) {
@@ -288,7 +289,8 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
                   is_left_out = (!has_experts && is_word_of(of_experts, rows[i].name)) ||
                                 (!has_after && is_word_of(of_after, rows[i].name)) ||
                                 (!has_latent && is_word_of(of_latents, rows[i].name)) ||
-                                is_word_of(of_mixers, rows[i].name) || is_word_of(of_ranks, rows[i].name);
+                                is_word_of(of_mixers, rows[i].name) || is_word_of(of_ranks, rows[i].name) ||
+                                is_word_of(of_adapters, rows[i].name);
         EXPECT(!is_absent || (rows[i].layers == 0 && tensor_copy(&rows[i], 2) == 0), "%s", rows[i].name);
         EXPECT(is_absent || !is_left_out, "%s without experts, slices or ranks that divide them",
                rows[i].name);
