@@ -453,7 +453,8 @@ static void set_parameters(const RefModel* model) {
               {"mixdecay", 32, 0}, {"mixstep", 33, 0},  {"mixnormw", 34, 1}, {"mixoutw", 35, 0},
               {"lnqw", 36, 1},     {"lnkvw", 37, 1},    {"qupw", 38, 0},     {"kvupw", 39, 0}};
     enum { COUNT = sizeof(of) / sizeof(of[0]) };
-    EXPECT((int)COUNT == (int)MODEL_PARAMETER_ROWS, "a parameter without a number");
+    EXPECT((int)COUNT + 2 * ADAPT_MATRICES == (int)MODEL_PARAMETER_ROWS,
+           "a parameter without a number; adapters (adapter.h) have none here");
     for (int i = 0; i < (int)COUNT; i++) {
         set_parameter(model, of[i].name, of[i].number, of[i].is_norm);
     }
