@@ -237,8 +237,11 @@ void quantized_encode(QuantizedBlock* out, const float* x, size_t cols) {
 void quantized_decode(float* out, const QuantizedBlock* weight, size_t cols) {
     for (size_t b = 0; b < cols / QUANTIZED_BLOCK; b++) {
         const float scale = fp16_to_float(weight[b].scale);
+        const int8_t* q = weight[b].q;
+        float* to = out + b * QUANTIZED_BLOCK;
+#pragma omp simd // to the compiler, writes of `to` might change q
         for (int i = 0; i < QUANTIZED_BLOCK; i++) {
-            out[b * QUANTIZED_BLOCK + i] = scale * weight[b].q[i];
+            to[i] = scale * q[i];
         }
     }
 }
