@@ -245,6 +245,7 @@ TEST(written_templates) {
         EXPECT(chat_recognize(&again, text, "<|begin_of_text|>", "</s>", DATE) == CHAT_KNOWN &&
                    (int)chat_format_word(&again) == word && !again.default_system,
                "%s", chat_word(word));
+        chat_format_close(&again);
         free(text);
         bpe_encoder_close(&encoder);
         bpe_close(&bpe);
