@@ -312,7 +312,7 @@ static void open_base(Model* model, const Settled* s) {
     open_parameters(base, &of_base);
     open_gradients(base, &of_base);
     transfer_open(&base->transfer, base->parameter_rows, settled_has_blocks(&of_base), &base->zero,
-                  &base->state, &base->offload, NULL, 0);
+                  &base->state, &base->offload, &base->biases, NULL, 0);
     memory_count_all(&model->memory, kind, MEMORY_DEVICE, &base->memory);
     memory_count_all(&model->memory, kind, MEMORY_HOST, &base->memory);
     model->base = base;
