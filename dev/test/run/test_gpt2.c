@@ -189,9 +189,9 @@ static double root_mean_square(const float* x, size_t n) {
 }
 
 // Decays and steps of the delta rule are one number a head: the sum of a gradient over all tokens,
-// whose terms may cancel. Returns the part of copy k's norm in what such a sum has without signs, and
-// its roundings with it: each element of mixba's gradient is the same sum with factors of about 1.
-// Of other rows: 1.
+// whose terms may cancel. Returns the part of copy k's norm in what such a sum has without signs,
+// and its roundings with it: each element of mixba's gradient is the same sum with factors of about
+// 1. Of other rows: 1.
 static double gradient_left(const Model* model, int i, int k, const void* grads) {
     enum {
         WHOLE = offsetof(ModelParameters, mixbaw) / sizeof(floatX*),
@@ -511,8 +511,8 @@ TEST(composition_against_reference) {
 
 // With matmuls in bf16, packed in tiles or not, gradients are as far from those of fp32 as rounded
 // factors allow: they pass through some ten matmuls, each with factors rounded by 2^-9. The delta
-// rule has four more, divides short queries and keys by their lengths, and carries errors from token
-// to token: of models of eight seeds the worst was 0.22.
+// rule has four more, divides short queries and keys by their lengths, and carries errors from
+// token to token: of models of eight seeds the worst was 0.22.
 TEST(composition_archs_bf16) {
     for (int i = 0; i < 2 * ARCH_CASES; i++) {
         const char* name = ARCHS[i / 2].name;

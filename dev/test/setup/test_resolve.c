@@ -448,7 +448,8 @@ static void test_experts(void) {
                    "--shared-hidden has no meaning with --arch mixtral|glm4moe");
     expect_refused(TEXT "--arch mixtral --experts 4 --experts-used 5", 2,
                    "the model: a token takes 5 of 4 experts|wanted 1 to 4");
-    expect_refused(TEXT "--arch llama --router-balance 0.1", 2, "--router-balance 0.1 needs a model with experts|mixtral");
+    expect_refused(TEXT "--arch llama --router-balance 0.1", 2,
+                   "--router-balance 0.1 needs a model with experts|mixtral");
     expect_refused(TEXT "--router-z 0", 2, "--router-z 0 needs a model with experts");
 }
 
