@@ -102,6 +102,8 @@ def make(name, base, settings):
     config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
     peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(path), config).save_pretrained(directory)
     (directory / "README.md").unlink()
+    written = directory / "adapter_config.json"
+    written.write_text(written.read_text().replace(f'"{path}"', f'"../../models/{base}"'))
     losses = train(path, directory)
     assert abs(losses[0] - loss_by_peft(path, directory)) < 1e-9
     return " ".join([name, base] + [f"{loss:.8f}" for loss in losses])

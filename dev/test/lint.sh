@@ -32,8 +32,9 @@ lint() {
 as_unit() { printf -- '-include %s ' "$1"$2; echo -x c++ /dev/null; }
 
 # Compiles each header alone as C, by gcc with OpenMP, or its implementation by clang: the plain
-# build compiles that alone, too. Then the headers of a room as one unit of C++, without implementations,
-# by clang without OpenMP: both languages, both compilers, both sides of #ifdef _OPENMP.
+# build compiles that alone, too. Then the headers of a room as one unit of C++, without
+# implementations, by clang without OpenMP: both languages, both compilers, both sides of #ifdef
+# _OPENMP.
 lint_headers() {
     local header room number=0
     for header in llmc/*.h llmc/*/*.h; do

@@ -2,8 +2,8 @@
 initial_weights.h -- the weights that a model starts with.
 
 They are random, or come from a Hugging Face directory (a checkpoint is one), a GGUF file, or an
-llm.c file; those of an adapter come from a directory of its own. They are read one group of
-parameters (model.h) at a time, so that a rank needs memory for one group.
+llm.c file; an adapter has its own directory. They are read one group of parameters (model.h) at a
+time, so that a rank needs memory for one group.
 
 A model with experts may come from the files of a dense one (upcycling): each expert gets the MLP of
 the files, and routers are random. As the weights of a token's experts add up to 1, the new model
@@ -40,9 +40,8 @@ typedef struct {
 } FirstWeights;
 
 // Opens the weights in `path`: of a model with the configuration `cfg`, or of its dense form; or of
-// the adapter that `cfg` has.
-// `which` chooses among those of a directory. NULL: random weights, which depend only on the seed
-// and on muP.
+// the adapter that `cfg` has. `which` chooses among those of a directory. NULL: random weights,
+// which depend only on the seed and on muP.
 void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, HfWeights which, uint64_t seed,
                   Mup mup);
 

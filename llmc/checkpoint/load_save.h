@@ -37,8 +37,8 @@ typedef struct {
     const char* merged;
 } LoadFrom;
 
-// Sets the weights. Sets *checksum,
-// unless NULL, to a checksum of the whole model's weights in fp32, whatever part this rank has.
+// Sets the weights, and *checksum, unless NULL, to a checksum of the whole model's weights in fp32,
+// whatever part this rank has.
 void load_model(const ModelFiles* m, LoadFrom from, uint64_t* checksum);
 
 // Returns the bytes that loading needs temporarily, unless the weights are in place: one group in

@@ -62,8 +62,9 @@ ModelConfig resume_config(const Resume* r, ModelConfig cfg);
 // would be another run. Sets the order of the training data.
 void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, RunData* data);
 
-// Compares the checksum of the teacher with the saved one, once its weights are set; 0: none.
-void resume_check_teacher(const Resume* r, const Options* options, FILE* file, uint64_t teacher);
+// Compares the checksums of the teacher and of an adapter's base with the saved ones, once their
+// weights are set.
+void resume_check_weights(const Resume* r, const Options* options, FILE* file, const RunState* state);
 
 void resume_close(Resume* r);
 
@@ -629,21 +630,28 @@ void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, 
     }
 }
 
-void resume_check_teacher(const Resume* r, const Options* options, FILE* file, uint64_t teacher) {
+static void resume_check_weights_of_(const Resume* r, const Options* options, FILE* file, const char* what,
+                                     uint64_t now, uint64_t saved) {
     char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES];
-    const uint64_t saved = r->saved.run.teacher;
     ResumeChanges_ c;
-    if (!r->is_active || !saved || !teacher || saved == teacher) {
+    if (!r->is_active || !saved || !now || saved == now) {
         return;
     }
     memset(&c, 0, sizeof(c));
     c.file = file;
-    snprintf(is, sizeof(is), "%016" PRIx64, teacher);
+    snprintf(is, sizeof(is), "%016" PRIx64, now);
     snprintf(was, sizeof(was), "%016" PRIx64, saved);
-    resume_difference_(&c, "the checksum of the teacher", is, was, 1);
+    resume_difference_(&c, what, is, was, 1);
     if (!options->output.override) {
         die_usage("--resume %s: %s; --override resumes anyway", options->output.resume, c.changes);
     }
+}
+
+void resume_check_weights(const Resume* r, const Options* options, FILE* file, const RunState* state) {
+    const RunState* saved = &r->saved.run;
+    resume_check_weights_of_(r, options, file, "the checksum of the teacher", state->teacher, saved->teacher);
+    resume_check_weights_of_(r, options, file, "the checksum of the adapter's base", state->base,
+                             saved->base);
 }
 
 void resume_close(Resume* r) {

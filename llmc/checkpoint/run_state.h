@@ -35,6 +35,7 @@ same bits. The options have the values of options_print_json; file names may hav
                    in older files and in runs without data
     teacher_weights  checksum of the teacher's weights (load_save.h); missing in runs without one,
                    and in older files, whose "teacher" depended on the layout in memory
+    base_weights   the same of the model that an adapter changes
     clip           shares of the limit of the gradient's norm, for --update-in-backward
                    (update_in_backward.h); missing in other runs
     mixture        the sources of the training data, also earlier ones, and the sequences that each
@@ -84,7 +85,8 @@ typedef struct {
     UpdateGuard guard;
     LossScale loss_scale;
     ClipShares shares; // without updates: none yet, or not in use
-    uint64_t teacher;  // checksum of the teacher; 0: none
+    // checksums of the weights of the teacher, and of the base of an adapter; 0: none
+    uint64_t teacher, base;
 } RunState;
 
 typedef struct {
@@ -117,7 +119,8 @@ typedef struct {
 // Returns the state of a new run.
 RunState run_state_open(UpdateGuard guard, LossScale loss_scale);
 
-// Restores a saved state, except for the settings that the options decide, and the teacher.
+// Restores a saved state, except for the settings that the options decide, and the checksums of
+// other models.
 void run_state_restore(RunState* state, const RunState* saved);
 
 // ---- writing ----
@@ -187,9 +190,10 @@ void run_state_restore(RunState* state, const RunState* saved) {
     const double loss_z_limit = state->guard.loss_z_limit, norm_z_limit = state->guard.norm_z_limit;
     const LossScale scale = state->loss_scale;
     const ClipShares shares = state->shares;
-    const uint64_t teacher = state->teacher;
+    const uint64_t teacher = state->teacher, base = state->base;
     *state = *saved;
     state->teacher = teacher;
+    state->base = base;
     state->shares = saved->shares.groups == shares.groups ? saved->shares : shares;
     state->loss_scale = scale;
     state->loss_scale.scale = saved->loss_scale.scale;
@@ -306,6 +310,9 @@ static void state_print_(FILE* file, SavedState* s, const Options* options) {
     fprintf(file, ",\n\"train_data\":\"%016" PRIx64 "\",\n", s->train_data);
     if (s->run.teacher) {
         fprintf(file, "\"teacher_weights\":\"%016" PRIx64 "\",\n", s->run.teacher);
+    }
+    if (s->run.base) {
+        fprintf(file, "\"base_weights\":\"%016" PRIx64 "\",\n", s->run.base);
     }
     state_print_number_(file, "val_loss", s->run.val_loss);
     if (s->num_val_sets > 0) {
@@ -662,6 +669,7 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
            : strcmp(key, "run") == 0        ? state_hex_(text, &s->identity)
            : strcmp(key, "train_data") == 0 ? state_hex_(text, &s->train_data)
            : strcmp(key, "teacher_weights") == 0 ? state_hex_(text, &s->run.teacher)
+           : strcmp(key, "base_weights") == 0    ? state_hex_(text, &s->run.base)
                                                  : state_hex_(text, &ignored);
 }
 
@@ -681,13 +689,37 @@ void state_close(SavedState* s) {
 }
 
 int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
-    static const char* const keys[] = {
-        "format",       "version",       "serial",    "first_serial",     "step",
-        "updates",      "tokens",        "sequence",  "samples_at",       "train_tokens",
-        "padded_vocab", "val_loss",      "trainer",   "loss_scale",       "guard",
-        "options",      "files",         "?stage",    "?train_data",      "?clip",
-        "xxh64",        "?run",          "?by_clock", "?validations",     "?teacher",
-        "?mixture",     "?average_from", "?val_data", "?teacher_weights", NULL};
+    static const char* const keys[] = {"format",
+                                       "version",
+                                       "serial",
+                                       "first_serial",
+                                       "step",
+                                       "updates",
+                                       "tokens",
+                                       "sequence",
+                                       "samples_at",
+                                       "train_tokens",
+                                       "padded_vocab",
+                                       "val_loss",
+                                       "trainer",
+                                       "loss_scale",
+                                       "guard",
+                                       "options",
+                                       "files",
+                                       "?stage",
+                                       "?train_data",
+                                       "?clip",
+                                       "xxh64",
+                                       "?run",
+                                       "?by_clock",
+                                       "?validations",
+                                       "?teacher",
+                                       "?mixture",
+                                       "?average_from",
+                                       "?val_data",
+                                       "?teacher_weights",
+                                       "?base_weights",
+                                       NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;

@@ -191,7 +191,7 @@ static inline void cost_adapters_(const CostWalk* w, double passes) {
                                      model_gates(w->cfg) * model_hidden(w->cfg), w->cfg.C};
     for (int m = 0; m < ADAPT_MATRICES; m++) {
         const double columns = adapter_a_rows(model_adapter_shape(w->cfg, (AdaptedMatrix)m)),
-                     layers = model_layers_of(w->cfg, m < ADAPT_FC ? LAYERS_ATTENTION : LAYERS_DENSE);
+                     layers = model_layers_of(w->cfg, model_adapted_layers((AdaptedMatrix)m));
         cost_add(w, COST_MATMULS, passes * layers * matmul_flops(w->N, in[m] + out[m], columns), 0);
     }
 }

@@ -443,8 +443,8 @@ static SafeTensorsDtype gguf_type_(const TensorRow* row, size_t cols, GgufDtype 
     return dtype == GGUF_BF16 ? SAFETENSORS_BF16 : SAFETENSORS_F16;
 }
 
-// Tensors are described as those of safetensors.h: (rows), (rows, cols), or one of these for each
-// expert.
+// Returns the type and shape of a tensor: (rows) or (rows, cols), and with experts or heads apart
+// (experts, ...) or (heads, ...).
 static SafeTensorsView gguf_view_(const GgufWriter* w, const FileTensor* tensor, const TensorRow* row) {
     const FileLines lines = file_tensor_lines(tensor, row, w->cfg, 0);
     const int is_vector = file_is_vector(row), is_by_head = file_tensor_is_by_head(tensor),
@@ -559,8 +559,8 @@ static void gguf_take_line_(const GgufWriter* w, const FileTensor* tensor, const
     out[0] = tensor->form == FILE_DECAY ? (float)-exp((double)out[0]) : out[0];
 }
 
-// Writes the lines of a tensor, or of an expert in it, from the parameter that holds them; of one
-// with gates those of a head in turns.
+// Writes the lines of a tensor, or of an expert in it, from the parameter that holds them. A tensor
+// of queries and gates has two parameters: it alternates between the rows of a head from each.
 static void gguf_put_lines_(GgufWriter* w, const FileTensor* tensor, const char* name, int expert,
                             const TensorRow* rows, const float* group) {
     const TensorRow* row = &rows[tensor->row];

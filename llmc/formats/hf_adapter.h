@@ -103,14 +103,8 @@ typedef struct {
 enum { HF_ADAPTED_MOST_ = 16 };
 
 static int hf_adapted_matrix_(int row) {
-    static const size_t members[ADAPT_MATRICES] = {
-        [ADAPT_QKV] = offsetof(ModelParameters, qkvw),
-        [ADAPT_ATTPROJ] = offsetof(ModelParameters, attprojw),
-        [ADAPT_FC] = offsetof(ModelParameters, fcw),
-        [ADAPT_FCPROJ] = offsetof(ModelParameters, fcprojw),
-    };
     int m = 0;
-    while (m < ADAPT_MATRICES && members[m] != (size_t)row * sizeof(floatX*)) {
+    while (m < ADAPT_MATRICES && model_adapted_row((AdaptedMatrix)m) != row) {
         m++;
     }
     return m;
@@ -219,7 +213,7 @@ static int hf_choice_set_(HfChoice_* c, const char* target, int rank, float alph
     int found = 0;
     for (int i = 0; i < c->count; i++) {
         const AdaptedMatrix m = c->layers[i].matrix;
-        const int is_attention = m == ADAPT_QKV || m == ADAPT_ATTPROJ;
+        const int is_attention = model_adapted_layers(m) == LAYERS_ATTENTION;
         if (is_all || (strcmp(target, "attention") == 0 && is_attention) ||
             (strcmp(target, "mlp") == 0 && !is_attention) || hf_module_is_(c->layers[i].tensor, target)) {
             c->rank[i] = rank > 0 ? rank : c->rank[i];
@@ -438,9 +432,7 @@ static int hf_adapter_targets_set_(HfChoice_* c, const HfAdapterConfig_* config,
         }
     }
     for (int i = 0; i < c->count; i++) {
-        const int m = c->layers[i].matrix,
-                  all = model_layers_of(cfg, m == ADAPT_QKV || m == ADAPT_ATTPROJ ? LAYERS_ATTENTION
-                                                                                  : LAYERS_DENSE);
+        const int all = model_layers_of(cfg, model_adapted_layers(c->layers[i].matrix));
         const FileTensorName name = hf_module_(c->layers[i].tensor, 0);
         if (blocks[i] > 0 && blocks[i] != all) {
             return error_set(text->error, text->path,
@@ -588,7 +580,7 @@ typedef struct {
 
 static HfFactors_ hf_factors_(const HfAdapted_* layer, ModelConfig cfg, const TensorRow* rows, int l) {
     const AdapterShape s = model_adapter_shape(cfg, layer->matrix);
-    const int at = (int)(offsetof(ModelParameters, qkvw_a) / sizeof(floatX*)) + 2 * (int)layer->matrix;
+    const int at = model_adapter_row(layer->matrix);
     int p = 0, first = 0;
     for (int bit = 1; bit < layer->part && layer->part != ADAPTER_WHOLE; bit *= 2) {
         if (cfg.adapter.parts[layer->matrix] & bit) {
@@ -724,20 +716,18 @@ void hf_adapter_read(const HfAdapter* adapter, const TensorRow* rows, int g, voi
 }
 
 void hf_adapter_merge(const HfAdapter* adapter, const TensorRow* base_rows, int g, void* group) {
-    static const size_t members[ADAPT_MATRICES] = {
-        offsetof(ModelParameters, qkvw), offsetof(ModelParameters, attprojw), offsetof(ModelParameters, fcw),
-        offsetof(ModelParameters, fcprojw)};
-    const int first = (int)(offsetof(ModelParameters, qkvw_a) / sizeof(floatX*));
     TensorRow rows[MODEL_PARAMETER_ROWS];
     model_parameter_rows_of(rows, adapter->cfg, sizeof(float));
     if (g == 0) {
         return;
     }
-    float* own = (float*)check_alloc(rows[first].block_bytes, 1, "a group of an adapter");
+    float* own =
+        (float*)check_alloc(rows[model_adapter_row(ADAPT_QKV)].block_bytes, 1, "a group of an adapter");
     hf_adapter_read(adapter, rows, g, own);
     for (int m = 0; m < ADAPT_MATRICES; m++) {
         const AdapterShape s = model_adapter_shape(adapter->cfg, (AdaptedMatrix)m);
-        const TensorRow *a = &rows[first + 2 * m], *w = &base_rows[members[m] / sizeof(floatX*)];
+        const TensorRow *a = &rows[model_adapter_row((AdaptedMatrix)m)],
+                        *w = &base_rows[model_adapted_row((AdaptedMatrix)m)];
         if (s.rank > 0 && tensor_is_in_group(a, g)) {
             adapter_merge_cpu((float*)tensor_in_group(w, group), (const float*)tensor_in_group(a, own),
                               (const float*)tensor_in_group(a + 1, own), s, (int)w->cols);

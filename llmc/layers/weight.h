@@ -150,7 +150,7 @@ static inline LayerWeights layer_weights(ModelConfig cfg, int has_experts, const
     return w;
 }
 
-// Returns the gradient of an adapter.
+// Gradients of the factors of an adapter.
 typedef struct {
     void *a, *b;
 } AdapterGradient;

@@ -387,6 +387,20 @@ static inline int model_has_adapter(ModelConfig cfg) {
     return rank > 0;
 }
 
+// Returns the layers that have such a matrix.
+static inline LayersKind model_adapted_layers(AdaptedMatrix m) {
+    switch (m) {
+    case ADAPT_QKV:
+    case ADAPT_ATTPROJ:
+        return LAYERS_ATTENTION;
+    case ADAPT_FC:
+    case ADAPT_FCPROJ:
+    case ADAPT_MATRICES:
+        break;
+    }
+    return LAYERS_DENSE;
+}
+
 // Returns the model without its adapter.
 static inline ModelConfig model_of_base(ModelConfig cfg) {
     const ModelAdapter none = {{0}, {0}, {0}, 0};

@@ -227,6 +227,18 @@ enum {
 };
 #undef MODEL_COUNT_
 
+// Return the row of a matrix that an adapter may change, and that of the adapter's first factor;
+// the second one follows.
+static inline int model_adapted_row(AdaptedMatrix m) {
+    static const size_t members[ADAPT_MATRICES] = {
+        offsetof(ModelParameters, qkvw), offsetof(ModelParameters, attprojw), offsetof(ModelParameters, fcw),
+        offsetof(ModelParameters, fcprojw)};
+    return (int)(members[m] / sizeof(floatX*));
+}
+static inline int model_adapter_row(AdaptedMatrix m) {
+    return (int)(offsetof(ModelParameters, qkvw_a) / sizeof(floatX*)) + 2 * (int)m;
+}
+
 // Rows and columns of the tables; 0 for a tensor that the architecture's kinds do not need. K:
 // columns of all keys. words, positions and head are rows: of wte, of wpe, of the classifier's own
 // matrix; then follow vectors, and columns of activations.

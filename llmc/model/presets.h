@@ -149,7 +149,7 @@ static const ModelPreset models_[] = {
     QWEN35_("qwen35:0.8b", 24, 1024,  8, 2, 3584, 16),
     QWEN35_("qwen35:2b",   24, 2048,  8, 2, 6144, 16),
     QWEN35_("qwen35:4b",   32, 2560, 16, 4, 9216, 32),
-    // A hybrid that a laptop trains, the tokenizer decides its vocabulary: 23 M parameters beside the embedding.
+    // A hybrid that a laptop trains. The tokenizer decides its vocabulary.
     MODEL_("delta:25m", ARCH_QWEN35, 8, 512, 4, 2, 128, 1024, 2048, 0, 0, 1e-6f, .rope_base = 1e4f, .rope_dims = 32, .mixer = {4, 4, 4, 128, 128}),
     LFM2_("lfm2:350m", 1024, 16, 4608), LFM2_("lfm2:1.2b", 2048, 32, 8192),
     //       name               architecture    L     C  NH KV   HS      F    E used  max_T      V  head   eps

@@ -64,10 +64,10 @@ static inline void router_biases_set(const RouterBiasesGpu* b, float* to, const 
 static inline void router_biases_move(RouterBiasesGpu* b, ModelConfig cfg, const Freeze* freeze,
                                       const double* statistics, Update update, const Gpu* gpu) {
     for (int l = 0; l < cfg.L; l++) {
-        float* bias = router_biases_host(b, cfg, l);
         if (!router_bias_moves(cfg, freeze, l)) {
             continue;
         }
+        float* bias = router_biases_host(b, cfg, l);
         router_bias_move(bias, cfg, l, statistics, update.router_bias_rate);
         for (int e = 0; e < b->E && b->is_narrow; e++) {
             const uint64_t word = ((uint64_t)(cfg.part.first_layer + l) << STATE_WORD_LAYER) + (uint64_t)e;

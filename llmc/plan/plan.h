@@ -228,11 +228,13 @@ static void plan_print_architecture_(FILE* file, ModelConfig cfg) {
 
 // Prints the adapter, which is all that is trained.
 static void plan_print_adapter_(FILE* file, ModelConfig cfg) {
-    static const char* const names[ADAPT_MATRICES] = {"qkvw", "attprojw", "fcw", "fcprojw"};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     const char* separator = "adapter: ";
+    model_parameter_rows(rows, cfg);
     for (int m = 0; m < ADAPT_MATRICES; m++) {
         if (cfg.adapter.rank[m] > 0) {
-            fprintf(file, "%srank %d of %s", separator, cfg.adapter.rank[m], names[m]);
+            fprintf(file, "%srank %d of %s", separator, cfg.adapter.rank[m],
+                    rows[model_adapted_row((AdaptedMatrix)m)].name);
             separator = ", ";
         }
     }

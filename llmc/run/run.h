@@ -420,7 +420,7 @@ int run_saves(const Run* run) {
 
 void run_save(Run* run) { run_save_(run, run->due); }
 
-// Sets the weights of the frozen base of an adapter, which all ranks have.
+// Sets the weights of the frozen base of an adapter, which all ranks have, and their checksum.
 static void run_load_base_(Run* run) {
     const Settled s = setup_base(run->settled);
     const ModelAccess access = run->trainer->access;
@@ -433,7 +433,7 @@ static void run_load_base_(Run* run) {
                               .in_place = run->plan.in_place && !settled_has_blocks(&s),
                               .comm = &run->comm};
     load_model(&files, (LoadFrom){.path = run->model_path, .which = (HfWeights)s.options.model.weights},
-               NULL);
+               &run->state.base);
     if (run->comm.size > 1) {
         char words[32];
         const uint64_t sum = run->trainer->checksum(base, all_parameters());

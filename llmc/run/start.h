@@ -286,7 +286,8 @@ static void start_agree_on_teacher_(Run* run, uint64_t read, uint64_t in_memory)
                   in_memory, words);
 }
 
-// Sets the weights of the teacher, if any. A run that continues must have the same ones.
+// Sets the weights of the teacher, if any. A run that continues must have the same ones, and so for
+// the base of an adapter, whose weights are set.
 static void start_open_teacher_(Run* run) {
     Model* teacher = run->trainer->teacher(run->model);
     if (run->teacher_path) {
@@ -294,7 +295,7 @@ static void start_open_teacher_(Run* run) {
         start_agree_on_teacher_(run, checksum,
                                 teacher ? run->trainer->checksum(teacher, all_parameters()) : 0);
     }
-    resume_check_teacher(&run->resume, &run->settled->options, stdout, run->state.teacher);
+    resume_check_weights(&run->resume, &run->settled->options, stdout, &run->state);
 }
 
 static void start_open_log_(Run* run) {

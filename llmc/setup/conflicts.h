@@ -48,8 +48,10 @@ void setup_check_offload(const Settled* s);
 // Refuses --update-in-backward with options that need all gradients at once.
 void setup_check_in_backward(const Settled* s);
 
-// Refuses --quantize if the run trains or exports, and for a model whose rows are not whole blocks.
+// Refuses --quantize if the run trains more than an adapter, or exports, and for a model whose rows
+// are not whole blocks.
 void setup_check_quantize(const Settled* s);
+
 // Refuses an adapter without a trained model, `path`, unless the run is only planned, and a new one
 // beside that of --adapter (`has_files`).
 void setup_check_base(const Settled* s, const char* path, int has_files);

@@ -176,6 +176,9 @@ Answers run_data_find_answers(RunData* data, const Options* options) {
     } else if (options->texts.chat != OPTION_AUTO && are_files) {
         die_usage("--chat %s, but --train-data %s has no chats", chat_word(options->texts.chat),
                   options->data.train);
+    } else if (options->texts.chat_date[0] && are_files) {
+        fprintf(stderr, "note: --chat-date has no effect: --train-data %s has no chats\n",
+                options->data.train);
     }
     return data->answers;
 }

@@ -96,6 +96,12 @@ if command -v mpirun >/dev/null; then
     done
 fi
 
+# Other weights in the place of the base make another run; the weights tell, not only the path.
+cp -r whole moved && rm -r moved/step_00000008 && cp -r base kept
+good "more training of the base" --out base --resume on --steps 41 --override
+bad 2 "the checksum of the adapter's base is |--override resumes anyway" --out moved --resume on
+rm -r base && mv kept base
+
 # ---- what uses the model merges the adapter ----
 
 ask=(--prompt 'On a windy day' --tokens 20 --temperature 0)

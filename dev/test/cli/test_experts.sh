@@ -239,8 +239,8 @@ biases() {
 }
 same_biases() { check "$1: $(biases "$3" | head -n 1)" [ "$(biases "$2")" -a "$(biases "$2")" = "$(biases "$3")" ]; }
 
-# Biases of routers are fp32 beside weights in bf16: a rate of 0.001 twice is 0.002, which bf16 has not. Weights hardly
-# move here, so all ways route alike.
+# Biases of routers are fp32 beside weights in bf16: two moves of 0.001 make 0.002, which bf16 cannot
+# hold. Weights hardly move here, so all runs choose the same experts.
 test_gpu_biases() {
     local run=(--arch glm4moe --layers 3 --dense-layers 1 --heads 4 --channels 64 --hidden 96 --expert-hidden 64 --shared-hidden 64 --experts 4
         --seq-len 16 --batch 2 --total-batch 128 --steps 4 --save-every 2 --eval-every 0 --samples 0 --lr 1e-30 --warmup 0 --weight-decay 0

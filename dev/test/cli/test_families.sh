@@ -60,7 +60,8 @@ fp32=(2e-6 2e-6 2e-5)
 # two weights of 0.3, so their copies in bf16 are up to two updates behind or ahead of them, those of
 # smaller weights less. An update changes the loss by up to 5.5 %. After the first, norms say little:
 # 2^16 times the error in fp32 is up to half of them.
-# A token between two experts may take the other one, which changes loss and norms by some percent more.
+# A token whose scores of two experts are nearly equal may take the other one: that changes loss and
+# norms by some percent more.
 bf16=(4e-2 3e-2 1)
 bf16_experts=(8e-2 15e-2 1)
 in_bf16() { # MODEL OPTIONS...

@@ -54,7 +54,7 @@ static void check_forward(const Case* x, const AdapterScratch* scratch) {
     expect_near(out, want, n, x->C * x->s.rank, "out");
 }
 
-// Sets the gradients of both factors, from that of the matrix (OC, C).
+// Computes the gradients of both factors from the gradient of the whole matrix (OC, C).
 static void gradients(double* da, double* db, const Case* x) {
     const AdapterShape s = x->s;
     for (int p = 0, at = 0; p < s.parts.count; at += s.parts.rows[p++]) {

@@ -8,8 +8,8 @@ typedef struct {
     AdapterShape s;
 } Case;
 
-// A result has rounded factors inside it, and is rounded itself: each weighs as one of `terms`
-// numbers about 1, as a sum of so many does.
+// A result is a sum of `terms` products of numbers about 1, whose rounded factors add up to
+// sqrt(terms) roundings; and it is rounded itself.
 template <class T>
 static void expect_near(const float* got, const float* want, size_t n, double terms, const char* what) {
     for (size_t i = 0; i < n; i++) {
