@@ -316,6 +316,10 @@ static void start_print_command_(const Run* run, const char* what) {
     printf("%s: ", what);
     shell_print(stdout, run->program);
     fputs(" --model ", stdout);
+    if (model_has_adapter(run->settled->cfg)) {
+        shell_print(stdout, run->settled->options.model.path);
+        fputs(" --adapter ", stdout);
+    }
     shell_print(stdout, run->settled->options.output.dir);
 }
 
@@ -703,10 +707,11 @@ static Settled start_settle_(Run* run, Ranks ranks) {
     const Options options = resume_open(&run->resume, run->given, &run->comm);
     const int continues = run->resume.is_active;
     start_print_ranks_(run, ranks);
-    const int has_adapter = options.model.lora_rank > 0 || options.model.adapter[0];
+    const int has_adapter = continues && hf_adapter_is_in(run->resume.path);
     run->model_path = continues && !has_adapter ? run->resume.path : model_path_find(&options, run->newest);
-    run->adapter_path =
-        continues && has_adapter ? run->resume.path : model_path_of_adapter(&options, run->newest_adapter);
+    run->adapter_path = has_adapter ? run->resume.path
+                        : continues ? NULL
+                                    : model_path_of_adapter(&options, run->newest_adapter);
     run->teacher_path = model_path_of_teacher(&options, run->newest_teacher);
     if (run_is_first(run)) {
         run_check_outputs(run, &options);

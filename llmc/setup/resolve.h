@@ -577,7 +577,7 @@ static void settle_teacher_(Settled* s, const RunData* data, const SettleInput* 
 }
 
 // Decides the adapter, if there is one. Training has it apart from its base, as has a base in 8
-// bits; any other use merges it into the model, which then has none.
+// bits; any other use merges it into the model, which then has none: so --steps 0 saves that model.
 static void settle_adapter_(Settled* s, const SettleInput* input) {
     const Options* o = &s->options;
     const float alpha =
@@ -594,7 +594,8 @@ static void settle_adapter_(Settled* s, const SettleInput* input) {
                                   error)) {
         die_usage("%s", error);
     }
-    if (s->use == USE_TRAIN || o->texts.quantize) {
+    const int only_merges = o->batch.steps == 0 && input->adapter_path && !input->continues;
+    if ((s->use == USE_TRAIN && !only_merges) || o->texts.quantize) {
         s->cfg.adapter = adapter;
         setup_check_adapter(s);
     }
