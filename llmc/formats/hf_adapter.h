@@ -96,6 +96,7 @@ void hf_adapter_close(HfAdapter* adapter);
 // A layer as files have it: a part of a matrix of ours.
 typedef struct {
     const FileTensor* tensor;
+    FileTensorName name; // as a target
     AdaptedMatrix matrix;
     int part; // its bit, or ADAPTER_WHOLE
 } HfAdapted_;
@@ -137,26 +138,6 @@ static int hf_adapted_part_(const FileTensor* tensor) {
     return 0;
 }
 
-// Lists the layers of a model that may have an adapter; returns their number.
-static int hf_adapted_layers_(HfAdapted_ layers[HF_ADAPTED_MOST_], ModelConfig cfg) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    int count = 0;
-    model_parameter_rows_of(rows, model_of_base(cfg), sizeof(float));
-    for (int i = 0; i < FILE_TENSOR_ROWS; i++) {
-        const FileTensor* tensor = file_tensors() + i;
-        const int m = hf_adapted_matrix_(tensor->row), part = hf_adapted_part_(tensor);
-        if (m < ADAPT_MATRICES && part && file_tensor_layers(tensor, tensor->hf_name, rows, cfg.arch) > 0) {
-            CHECK(count < HF_ADAPTED_MOST_, "more than %d layers with an adapter", (int)HF_ADAPTED_MOST_);
-            layers[count++] = (HfAdapted_){tensor, (AdaptedMatrix)m, part};
-        }
-    }
-    return count;
-}
-
-static int hf_adapter_has_(const ModelAdapter* adapter, const HfAdapted_* layer) {
-    return adapter->rank[layer->matrix] > 0 && (adapter->parts[layer->matrix] & layer->part);
-}
-
 // Returns the name of the layer's module: its tensor's without .weight.
 static FileTensorName hf_module_(const FileTensor* tensor, int l) {
     FileTensorName name = file_tensor_name(tensor->hf_name, l, 0);
@@ -173,19 +154,51 @@ static int hf_module_is_(const FileTensor* tensor, const char* target) {
     return end > 0 && strcmp(at, target) == 0 && (at == module.text || at[-1] == '.');
 }
 
-// Returns the shortest name that means this layer and no other of the model.
-static const char* hf_module_short_(char text[128], const HfAdapted_* layers, int count, int which) {
-    const FileTensorName module = hf_module_(layers[which].tensor, 0);
-    const char *last = strrchr(module.text, '.'), *target = last ? last + 1 : module.text;
-    for (int i = 0; i < count; i++) {
-        if (i != which && last && hf_module_is_(layers[i].tensor, target)) {
-            while (target > module.text && (target == last + 1 || target[-1] != '.')) {
-                target--;
-            }
+// True if a target also means a layer of the model that is not `module`, with or without an adapter.
+static int hf_module_has_like_(const char* module, const char* target, const TensorRow* rows, Arch arch) {
+    int found = 0;
+    for (int i = 0; i < FILE_TENSOR_ROWS; i++) {
+        const FileTensor* tensor = file_tensors() + i;
+        found |= file_tensor_layers(tensor, tensor->hf_name, rows, arch) > 0 &&
+                 hf_module_is_(tensor, target) && strcmp(hf_module_(tensor, 0).text, module) != 0;
+    }
+    return found;
+}
+
+// Returns the shortest name, of those that begin after a dot, that means only this layer.
+static FileTensorName hf_module_short_(const FileTensor* tensor, const TensorRow* rows, Arch arch) {
+    const FileTensorName module = hf_module_(tensor, 0);
+    const char* target = module.text + strlen(module.text);
+    FileTensorName name;
+    do {
+        target--;
+        while (target > module.text && target[-1] != '.') {
+            target--;
+        }
+    } while (target > module.text && hf_module_has_like_(module.text, target, rows, arch));
+    snprintf(name.text, sizeof(name.text), "%s", target);
+    return name;
+}
+
+// Lists the layers of a model that may have an adapter; returns their number.
+static int hf_adapted_layers_(HfAdapted_ layers[HF_ADAPTED_MOST_], ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    int count = 0;
+    model_parameter_rows_of(rows, model_of_base(cfg), sizeof(float));
+    for (int i = 0; i < FILE_TENSOR_ROWS; i++) {
+        const FileTensor* tensor = file_tensors() + i;
+        const int m = hf_adapted_matrix_(tensor->row), part = hf_adapted_part_(tensor);
+        if (m < ADAPT_MATRICES && part && file_tensor_layers(tensor, tensor->hf_name, rows, cfg.arch) > 0) {
+            CHECK(count < HF_ADAPTED_MOST_, "more than %d layers with an adapter", (int)HF_ADAPTED_MOST_);
+            layers[count++] =
+                (HfAdapted_){tensor, hf_module_short_(tensor, rows, cfg.arch), (AdaptedMatrix)m, part};
         }
     }
-    snprintf(text, 128, "%s", target);
-    return text;
+    return count;
+}
+
+static int hf_adapter_has_(const ModelAdapter* adapter, const HfAdapted_* layer) {
+    return adapter->rank[layer->matrix] > 0 && (adapter->parts[layer->matrix] & layer->part);
 }
 
 // ---- choosing ----
@@ -198,12 +211,10 @@ typedef struct {
 } HfChoice_;
 
 static void hf_choice_names_(const HfChoice_* c, char* text, size_t room) {
-    char name[128];
     text[0] = '\0';
     for (int i = 0; i < c->count; i++) {
         const size_t used = strlen(text);
-        snprintf(text + used, room - used, "%s%s", i ? ", " : "",
-                 hf_module_short_(name, c->layers, c->count, i));
+        snprintf(text + used, room - used, "%s%s", i ? ", " : "", c->layers[i].name.text);
     }
 }
 
@@ -247,7 +258,6 @@ static int hf_choice_unknown_(const HfChoice_* c, const char* path, const char* 
 static int hf_choice_end_(const HfChoice_* c, ModelAdapter* adapter, const char* path, char* error) {
     for (int i = 0; i < c->count; i++) {
         const int m = c->layers[i].matrix;
-        char one[128];
         if (c->rank[i] == 0) {
             continue;
         }
@@ -255,8 +265,8 @@ static int hf_choice_end_(const HfChoice_* c, ModelAdapter* adapter, const char*
             return error_set(error, path,
                              "%s has rank %d and alpha %g, another layer of the same matrix %d and %g; "
                              "wanted one rank and alpha for them",
-                             hf_module_short_(one, c->layers, c->count, i), c->rank[i], (double)c->alpha[i],
-                             adapter->rank[m], (double)adapter->alpha[m]);
+                             c->layers[i].name.text, c->rank[i], (double)c->alpha[i], adapter->rank[m],
+                             (double)adapter->alpha[m]);
         }
         adapter->rank[m] = c->rank[i];
         adapter->alpha[m] = c->alpha[i];
@@ -518,13 +528,12 @@ ModelAdapter hf_adapter_read_config(const char* directory, ModelConfig cfg) {
 static void hf_adapter_print_pattern_(FILE* file, const HfAdapted_* layers, int count,
                                       const ModelAdapter* adapter, int first, int is_rank) {
     const char* separator = "";
-    char name[128];
     for (int i = 0; i < count; i++) {
         const int m = layers[i].matrix;
         const double value = is_rank ? adapter->rank[m] : (double)adapter->alpha[m],
                      usual = is_rank ? adapter->rank[first] : (double)adapter->alpha[first];
         if (hf_adapter_has_(adapter, &layers[i]) && value != usual) {
-            fprintf(file, "%s\"%s\": %.9g", separator, hf_module_short_(name, layers, count, i), value);
+            fprintf(file, "%s\"%s\": %.9g", separator, layers[i].name.text, value);
             separator = ", ";
         }
     }
@@ -535,7 +544,7 @@ void hf_adapter_write_config(const char* directory, ModelConfig cfg, const char*
     const ModelAdapter* adapter = &cfg.adapter;
     const int count = hf_adapted_layers_(layers, cfg);
     const char* separator = "";
-    char path[PATH_MAX], name[128];
+    char path[PATH_MAX];
     FileWriter writer;
     int first = 0;
     while (adapter->rank[first] == 0) {
@@ -551,7 +560,7 @@ void hf_adapter_write_config(const char* directory, ModelConfig cfg, const char*
             adapter->rank[first], (double)adapter->alpha[first], adapter->by_root ? "true" : "false");
     for (int i = 0; i < count; i++) {
         if (hf_adapter_has_(adapter, &layers[i])) {
-            fprintf(writer.file, "%s\"%s\"", separator, hf_module_short_(name, layers, count, i));
+            fprintf(writer.file, "%s\"%s\"", separator, layers[i].name.text);
             separator = ", ";
         }
     }

@@ -154,6 +154,7 @@ bad 2 '--adapter plain' --model base --adapter plain --lora-rank 4 --steps 1
 bad 2 '--model plain/step_00000008 is an adapter|--adapter plain/step_00000008' --model plain/step_00000008 --steps 1
 bad 2 "no layer called 'x_proj'|q_proj, k_proj, v_proj" "${small[@]}" --lora-targets q_proj,x_proj
 bad 2 "no layer called 'lm_head'" "${small[@]}" --lora-targets lm_head
+bad 2 'v_proj, self_attn.out_proj, w1' --arch lfm2 --layers 4 --channels 64 --heads 4 --lora-rank 2 --lora-targets x --plan
 bad 2 'needs --lora-rank' --model base --lora-targets q_proj --steps 1
 bad 2 '--freeze wte' "${small[@]}" --freeze wte
 bad 2 '--average' "${small[@]}" --average ema:0.9
