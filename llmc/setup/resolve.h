@@ -609,15 +609,20 @@ static ModelUse settle_use_(const Options* o) {
 }
 
 // Decides what follows from a model's tokens before the data are open. The run uses the tokenizer
-// in the model's directory, unless a checkpoint's options name one.
+// in the adapter's directory, which may have another chat format, else that in the model's, unless a
+// checkpoint's options name one.
 static void settle_tokenizer_(Settled* s, RunData* data, const SettleInput* input) {
     const char** tokenizer = &s->options.data.tokenizer;
     const char* model_path = input->continues ? NULL : input->model_path;
-    if (!**tokenizer && model_path && tokenizer_is_in(model_path)) {
+    const int is_adapters =
+        model_path && !**tokenizer && input->adapter_path && tokenizer_is_in(input->adapter_path);
+    if (is_adapters) {
+        *tokenizer = input->adapter_path;
+    } else if (!**tokenizer && model_path && tokenizer_is_in(model_path)) {
         *tokenizer = model_path;
     }
     run_data_open_tokenizer(data, s, model_path);
-    if (model_path && s->use != USE_GENERATE) {
+    if (model_path && (s->use != USE_GENERATE || is_adapters)) {
         run_data_open_own_tokenizer(data, &s->options, model_path, input->found.V);
     }
 }

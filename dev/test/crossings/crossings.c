@@ -74,6 +74,24 @@ static int new_pairs(const World* w, const Command* c, int value) {
     return count;
 }
 
+// Gives a command with an option of adapters a base, and drops the sizes, which this has.
+static void draw_base(Command* c) {
+    if (!command_gives(c, "lora-rank") && !command_gives(c, "lora-alpha") &&
+        !command_gives(c, "lora-targets")) {
+        return;
+    }
+    for (int i = c->count - 1; i >= 0; i--) {
+        const OptionRow* row = &OPTION_TABLE[c->setting[i].row];
+        if (strcmp(row->group, "model") == 0 && strncmp(row->name, "lora-", strlen("lora-")) != 0) {
+            command_drop(c, row->name);
+        }
+    }
+    command_set(c, "model", "in/model");
+    if (!command_gives(c, "lora-rank")) {
+        command_set(c, "lora-rank", "3");
+    }
+}
+
 static Command draw(const World* w, uint64_t seed) {
     const Values* values = &w->values;
     Command c = {.ranks = 1, .seed = seed};
@@ -100,6 +118,7 @@ static Command draw(const World* w, uint64_t seed) {
             command_set_value(&c, values, best);
         }
     }
+    draw_base(&c);
     return c;
 }
 

@@ -451,7 +451,8 @@ const char* last_checkpoint(const char* out, char path[512]) {
 }
 
 Verdict runs_have_the_same_weights(World* world, const Run* a, const Run* b) {
-    static const char* const files[] = {"model.safetensors", "model_average.safetensors"};
+    static const char* const files[] = {"model.safetensors", "adapter_model.safetensors",
+                                        "model_average.safetensors"};
     char of_a[512], of_b[512], path_a[600], path_b[600];
     struct stat is;
     if (!last_checkpoint(a->out, of_a) || !last_checkpoint(b->out, of_b) ||
