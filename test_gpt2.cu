@@ -858,6 +858,11 @@ static void test_lengths(void) {
                        "--batch 2 --seq-len-schedule 0:4,2:8,4:16 --doc-mask on --graph off", "launches");
     EXPECT(cut == short_ones, "sequences of 4 tokens, cut from 16");
     EXPECT(graphs == none, "stages with graphs");
+    static const char* const windows[] = {
+        "--arch qwen3 --batch 2 --seq-len 16 --window-schedule 0:3,2:5,4:9 --graph on",
+        "--arch qwen3 --batch 2 --seq-len 16 --window-schedule 0:3,2:5,4:9 --graph off"};
+    EXPECT(trained_checksum(windows[0], "w_graphs") == trained_checksum(windows[1], "w_launches"),
+           "windows with graphs");
 }
 
 // Expects the same sums from the same batch in other micro-batches, up to their order.

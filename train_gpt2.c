@@ -58,6 +58,7 @@ struct Model {
     Decoder decoder; // generation: its activations are in the same memory
     // (B, T) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
+    int window; // tokens that a token attends to there, in this step; generation has cfg's
     // (L, E + 1) statistics that backward passes add to (router.h); NULL: none do
     double* router_statistics;
 
@@ -128,6 +129,7 @@ static void open_positions(Model* model, const Settled* s) {
                         &model->groups.context);
     mixer_open(&model->delta, &model->memory, model->cfg, model->B,
                s->use == USE_TRAIN ? settled_rank_length(s) : 0);
+    model->window = model->cfg.window;
     if (model->cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
@@ -369,7 +371,7 @@ static void block_forward(const Block* b) {
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
     model->linear.few = pass_is_step(pass);
-    pass_window_starts_cpu(model->window_starts, pass, cfg.window);
+    pass_window_starts_cpu(model->window_starts, pass, pass->cached ? cfg.window : model->window);
     if (model_has_first(cfg)) {
         const LayerPass first = layer_at(model, 0, pass);
         linear_embedding_cpu(&first);
@@ -538,7 +540,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
     model->targets_per_token = batch_targets_per_token(&batch);
-    pass_window_starts_cpu(model->window_starts, &pass, cfg.window);
+    pass_window_starts_cpu(model->window_starts, &pass, model->window);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
         if (hook) { // it decides on the update by the losses
@@ -842,6 +844,7 @@ static const Trainer trainer = {
 static void train(Model* model, Run* run) {
     Update update;
     for (;;) {
+        model->window = run_window(run);
         for (int part = 0; run_validates(run, part); part++) {
             model_evaluate(model, run);
             run_log_validation(run);

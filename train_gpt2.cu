@@ -87,6 +87,7 @@ struct Model {
     ContextParallelGpu<floatX> context;
     // (B, T) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
+    int window;                 // tokens that a token attends to there, in this step; generation has cfg's
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
     NormScratch norm_scratch;
@@ -153,6 +154,7 @@ static void open_positions(Model* model, const Settled* s) {
     const int sequences = s->use == USE_GENERATE ? 1 : model->B;
     attention_config_open_ropes(&model->ropes, &model->memory, model->cfg, model->T, rope_gpu_open);
     mixer_gpu_open(&model->mixer, &model->memory, model->cfg, sequences, model->T, s->use == USE_TRAIN);
+    model->window = model->cfg.window;
     if (model->cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
@@ -580,7 +582,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     // run.
     model->matmul.settings.autotune = model->autotune && !pass->cached && pass_tokens(pass) == model->N;
     zero_begin_forward(&model->zero);
-    pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
+    pass_window_starts(model->window_starts, pass, pass->cached ? cfg.window : model->window, &model->gpu);
     if (model_has_first(cfg)) {
         const LayerPassGpu first = layer_at(model, 0, pass);
         linear_embedding(&first);
@@ -802,7 +804,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const ModelConfig cfg = model->cfg;
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
-    pass_window_starts(model->window_starts, &pass, cfg.window, &model->gpu);
+    pass_window_starts(model->window_starts, &pass, model->window, &model->gpu);
     zero_wait_for_buffer(&model->zero, -1);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
@@ -882,7 +884,8 @@ static void micro_step_backward(Model* model, Batch batch, float dloss, MicroSte
         model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
         zero_join(&model->zero, step);
     };
-    if (step_graph_run(graph, model->use_graph && is_full, batch.T, batch.starts, dloss, work, &model->gpu)) {
+    if (step_graph_run(graph, model->use_graph && is_full, batch.T, model->window, batch.starts, dloss, work,
+                       &model->gpu)) {
         zero_replayed(&model->zero);
     }
     zero_group_done<floatX>(&model->zero, model_groups(model->cfg), step); // an embedding's apart
@@ -1232,6 +1235,7 @@ static const Trainer trainer = trainer_open();
 static void train(Model* model, Run* run) {
     Update update;
     for (;;) {
+        model->window = run_window(run);
         for (int part = 0; run_validates(run, part); part++) {
             model_evaluate(model, run);
             run_log_validation(run);

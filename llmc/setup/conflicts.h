@@ -247,6 +247,7 @@ void setup_note_late(FILE* notes, const Settled* s, const RunData* data) {
     }
     setup_note_stages_(notes, o, "batch-schedule", o->batch.schedule);
     setup_note_stages_(notes, o, "seq-len-schedule", o->batch.seq_len_schedule);
+    setup_note_stages_(notes, o, "window-schedule", o->model.window_schedule);
     setup_note_lines_(notes, o, &data->train.schedule);
 }
 

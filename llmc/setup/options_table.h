@@ -116,7 +116,7 @@ struct Options {
             dense_layers, expert_hidden, shared_hidden, context, vocab_size, own_head;
         float rope_base;
         int window;
-        const char* window_pattern;
+        const char *window_pattern, *window_schedule;
         const char* layer_types;
         float softcap;
         const char* share_layers;
@@ -372,6 +372,9 @@ const OptionRow OPTION_TABLE[] = {
     {"model",       "window-pattern", "",   STRING_(model.window_pattern),        0,       0, RUN_, "",
         "LETTERS", "for qwen2, qwen3: S for a layer with the window, L for one without; the letters repeat (SSSL), "
         "and the last layer is always L; without a pattern: the layers that have it in the family, or all"},
+    {"model",       "window-schedule", "",  STRING_(model.window_schedule),       0,       0, RUN_, "",
+        "STEP:TOKENS,...", "window during training in up to 8 growing stages, as 0:128,1000:256,3000:512; the last one is "
+        "--window, at most --context; validations and tasks have the window of the step, samples the last one"},
     {"model",       "layer-types",    "",   STRING_(model.layer_types),           0,       0, RUN_, "",
         "TYPES", "for qwen35 and lfm2: layers with attention (full), and with the delta rule (delta) or a convolution (conv) in its place; "
         "the list repeats (3xdelta,full); without one: the layers of its family"},

@@ -327,15 +327,19 @@ static void settle_rests_(ModelConfig* cfg) {
 
 static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
-    const char* pattern = o->model.window_pattern;
+    const char *pattern = o->model.window_pattern, *stages = o->model.window_schedule;
     const ModelConfig found = *cfg;
     settle_size_(&o->model.window, cfg->window, "window", path);
     cfg->window = o->model.window;
     if (o->model.window > 0 && !settle_has_windows_(kinds)) {
-        settle_refuse_("window", cfg->arch, settle_has_windows_);
+        settle_refuse_(stages[0] ? "window-schedule" : "window", cfg->arch, settle_has_windows_);
     }
     if (pattern[0] && !settle_has_patterns_(kinds)) {
         settle_refuse_("window-pattern", cfg->arch, settle_has_patterns_);
+    }
+    if (stages[0] && o->model.window > cfg->max_T) {
+        die_usage("--window-schedule %s, --context %d; wanted windows of at most the context", stages,
+                  cfg->max_T);
     }
     if (pattern[strspn(pattern, "SL")] || (pattern[0] && o->model.window == 0)) {
         die_usage("--window-pattern %s; wanted letters S and L, with --window", pattern);

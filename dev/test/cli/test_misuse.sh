@@ -483,6 +483,20 @@ test_batches() {
     check "are whole updates" awk '{ last = $1 } END { exit !(last > 64 && (last - 64) % 128 == 0) }' <(values train tokens stages_2/log.jsonl)
 }
 
+# Windows that grow in stages.
+test_windows() {
+    local run=("${brief[@]}" "${text[@]}" --steps 6)
+    good "windows in stages" "${run[@]}" --arch mistral --window-schedule 0:4,2:8 --out windows
+    check "notes the larger ones" grep -q "^note: from step 3 on, windows have 8 tokens" stdout
+    check "the last one is the model's" grep -q '"sliding_window": 8' windows/step_00000006/config.json
+    bad 2 "--window-schedule is 0:2,2:8, was 0:4,2:8; --override" --resume windows/step_00000006 --steps 8 --window-schedule 0:2,2:8 --out other
+    bad 2 "--window-schedule 0:0,2:8: wanted at most 8 stages STEP:TOKENS" "${run[@]}" --arch mistral --window-schedule 0:0,2:8
+    bad 2 "--window-schedule has no meaning with --arch gpt2" "${run[@]}" --window-schedule 0:4,2:8
+    bad 2 "--window-schedule 0:4,2:8, --window 4; wanted only one of them, or the last stage" "${run[@]}" --arch mistral --window-schedule 0:4,2:8 --window 4
+    bad 2 "--window-schedule 0:4,2:99999, --context" "${run[@]}" --arch mistral --window-schedule 0:4,2:99999
+    bad 2 "--window-schedule" --model windows --prompt a --window-schedule 0:4,2:8
+}
+
 # Sequences that grow in stages.
 test_lengths() {
     local run=("${brief[@]}" "${text[@]}" --steps 6)
@@ -753,6 +767,7 @@ test_other_data
 test_longer
 test_decay
 test_batches
+test_windows
 test_lengths
 test_mup
 test_average

@@ -1934,6 +1934,28 @@ TEST(settings_seq_len_schedule) {
     test_short_sequences("--arch qwen3 --window 3 --matmul bf16");
 }
 
+// A stage of windows has the bits of a run whose windows do not grow.
+TEST(settings_window_schedule) {
+    static const char* const ways[] = {"--window-schedule 0:3,9:8", "--window 3"};
+    char line[2048], path[2][256];
+    test_stages(
+        "--arch qwen3 --window-schedule 0:1,2:3,4:8 --window-pattern SL --total-batch 96 --doc-mask on",
+        6 * 96, 6 * 6);
+    for (int i = 0; i < 2; i++) {
+        snprintf(line, sizeof(line),
+                 "--arch mistral --layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 3 "
+                 "--eval-every 0 --samples 0 %s --out %s/%d",
+                 ways[i], test_tmpdir(), i);
+        EXPECT(resume_run_(line) == 0, "%s", line);
+        snprintf(path[i], sizeof(path[i]), "%s/%d/step_%08d", test_tmpdir(), i, 3);
+    }
+    SavedState one = resume_state_(path[0]), other = resume_state_(path[1]);
+    EXPECT(resume_checksum_(&one, "model.safetensors") == resume_checksum_(&other, "model.safetensors"),
+           "windows of 3 tokens");
+    state_close(&other);
+    state_close(&one);
+}
+
 TEST(settings_decay) {
     vec_flush_denormals();
     test_decay_("--schedule wsd");
