@@ -52,7 +52,7 @@ static ModelConfig arch_config(Arch arch, int L, int NH, int KV, int HS, int F) 
     return cfg;
 }
 
-enum { ARCHS = 23, HYBRID = 19 };
+enum { ARCHS = 25, HYBRID = 19 };
 
 // Sets models that have every kind of operation: 4 queries share a key, or 2, or none; all heads
 // together wider or narrower than the channels; windows of some tokens, in some layers, or one.
@@ -134,6 +134,10 @@ static void set_archs(ModelConfig archs[ARCHS]) {
     archs[22].E = 3, archs[22].E_used = 3;
     archs[22].rope_dims = 4;
     archs[22].latent = {0, 24, 12, 0};
+    archs[23] = arch_config(ARCH_LLAMA, 3, 4, 2, 16, 72); // additions of ours
+    archs[23].has_scales = archs[23].has_values = 1;
+    archs[24] = arch_config(ARCH_NANOCHAT, 2, 4, 4, 0, 44);
+    archs[24].has_scales = archs[24].has_values = archs[24].has_head = 1;
 }
 
 // Returns the tolerance for |got - want| / |want| of a tensor: each element goes through some tens

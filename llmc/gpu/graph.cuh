@@ -58,9 +58,9 @@ static inline int step_graph_is_due_(StepGraph* g, int T, int window, const int*
     return g->times[starts != NULL]++ > 0;
 }
 
-// Does the work of a micro-step with sequences of T tokens and a window: as a graph from the second time on, if
-// it `may_repeat`. Captures the graph, unless the last capture had the same arguments. Returns true
-// if a graph has done the work.
+// Does the work of a micro-step with sequences of T tokens and a window: as a graph from the second
+// time on, if it `may_repeat`. Captures the graph, unless the last capture had the same arguments.
+// Returns true if a graph has done the work.
 template <class Work>
 static inline int step_graph_run(StepGraph* g, int may_repeat, int T, int window, const int* starts,
                                  float dloss, Work work, const Gpu* gpu) {

@@ -482,8 +482,21 @@ void setup_check_fim(const Settled* s) {
     }
 }
 
+// Refuses exports of a model with what no other program computes.
+static void setup_check_additions_(const Settled* s) {
+    const Options* o = &s->options;
+    const char* file = o->output.export_gguf[0] ? "gguf" : o->output.export_llmc[0] ? "llmc" : NULL;
+    if (model_has_additions(s->cfg) && file) {
+        die_usage(
+            "--export-%s: the model has --%s, which no other program computes; --out DIR works, and only "
+            "this program reads it",
+            file, model_addition_word(s->cfg));
+    }
+}
+
 void setup_check_formats(const Settled* s) {
     char error[ERROR_BYTES];
+    setup_check_additions_(s);
     if (!hf_config_check(s->cfg, error) || (s->options.output.export_gguf[0] && !gguf_check(s->cfg, error)) ||
         (s->options.output.export_llmc[0] && !llmc_bin_check(s->cfg, error))) {
         die_usage("%s", error);

@@ -84,6 +84,8 @@ static int settle_has_patterns_(const Architecture* kinds) { return kinds->windo
 static int settle_has_mixer_(const Architecture* kinds) { return kinds->mixer != MIXER_NONE; }
 static int settle_has_softcap_(const Architecture* kinds) { return kinds->softcap > 0; }
 
+static int settle_has_additions_(const Architecture* kinds) { return kinds->has_additions; }
+
 static void settle_check_vocab_(const Options* options, const RunData* data, const char* path, int insists) {
     const int V = options->model.vocab_size,
               least = data->has_tokenizer ? tokenizer_least_vocab(&data->tokenizer) : 0,
@@ -148,6 +150,10 @@ static ModelConfig settle_found_(const Options* o, const RunData* data, const ch
                   found.V, tokenizer_least_vocab(&data->own_tokenizer));
     }
     if (data->is_extended && V > found.V) {
+        if (found.has_values) {
+            die_usage("%s has --value-embeddings for %d tokens; wanted no more tokens, the tokenizer adds %d",
+                      path, found.V, V - found.V);
+        }
         found.V = V;
         found.Vp = model_padded_vocab(V);
     }
@@ -424,6 +430,16 @@ static void settle_softcap_(Options* o, ModelConfig* cfg, const char* path) {
     cfg->softcap = o->model.softcap;
 }
 
+// Decides what the architecture may have beside what its class in transformers has.
+static void settle_additions_(Options* o, ModelConfig* cfg, const char* path) {
+    settle_size_(&o->model.scales, cfg->has_scales, "residual-scales", path);
+    settle_size_(&o->model.values, cfg->has_values, "value-embeddings", path);
+    cfg->has_scales = o->model.scales, cfg->has_values = o->model.values;
+    if (model_has_additions(*cfg) && !settle_has_additions_(model_architecture(cfg->arch))) {
+        settle_refuse_(model_addition_word(*cfg), cfg->arch, settle_has_additions_);
+    }
+}
+
 static int settle_share_layers_(const Options* options, ModelConfig cfg) {
     char error[ERROR_BYTES];
     if (!share_parse(&cfg.share, cfg.L, options->model.share_layers, error) || !share_check(cfg, error)) {
@@ -453,6 +469,8 @@ static void settle_mark_fixed_(Options* o, Arch arch) {
         {"own-head", arch == ARCH_GPT2},
         {"softcap", !settle_has_softcap_(kinds)},
         {"window", !settle_has_windows_(kinds)},
+        {"residual-scales", !kinds->has_additions},
+        {"value-embeddings", !kinds->has_additions},
         {"rope-base", kinds->positions != POSITIONS_ROPE},
     };
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
@@ -484,6 +502,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     settle_window_(options, &cfg, path);
     settle_mixer_(options, &cfg, path);
     settle_softcap_(options, &cfg, path);
+    settle_additions_(options, &cfg, path);
     cfg.share = settle_share_layers_(options, cfg);
     cfg.initial = model_architecture(cfg.arch)->initial;
     settle_mark_fixed_(options, cfg.arch);

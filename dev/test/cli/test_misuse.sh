@@ -497,6 +497,21 @@ test_windows() {
     bad 2 "--window-schedule" --model windows --prompt a --window-schedule 0:4,2:8
 }
 
+# What no class of transformers has.
+test_additions() {
+    local run=("${brief[@]}" "${text[@]}" --steps 2 --arch nanochat --layers 3) both=(--residual-scales on --value-embeddings on)
+    good "scales and value embeddings" "${run[@]}" "${both[@]}" --out added
+    check "its type is our own" grep -q '"model_type": "llmc_nanochat"' added/step_00000002/config.json
+    runs "is read again" --model added --prompt a --tokens 4
+    good "goes on" --resume added/step_00000002 --steps 3 --override --out other
+    good "with frozen layers" "${run[@]}" "${both[@]}" --freeze 'embeddings,blocks[0-1]' --out frozen
+    bad 2 "--export-gguf: the model has --residual-scales" "${run[@]}" "${both[@]}" --export-gguf added.gguf
+    bad 2 "--export-llmc: the model has --value-embeddings" "${run[@]}" --value-embeddings on --export-llmc added.bin
+    bad 2 "--value-embeddings has no meaning with --arch qwen3; llama and nanochat have it" "${run[@]}" --arch qwen3 --value-embeddings on
+    bad 2 "--residual-scales is 0, but the model in" --model added --residual-scales off "${text[@]}" --steps 1
+    bad 2 "only layer 0 has a value embedding" "${run[@]}" "${both[@]}" --share-layers all
+}
+
 # Sequences that grow in stages.
 test_lengths() {
     local run=("${brief[@]}" "${text[@]}" --steps 6)
@@ -768,6 +783,7 @@ test_longer
 test_decay
 test_batches
 test_windows
+test_additions
 test_lengths
 test_mup
 test_average
