@@ -428,9 +428,11 @@ static void expect_tensors(const char* what, const Model* model, const float* go
         }
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        // gradients of decays are differences of sums over the state
-        const int is_decay = strstr(m->rows[i].name, "mixdecay") || strstr(m->rows[i].name, "mixstep");
-        EXPECT_NEAR(is_there[i] ? sqrt(error[i] / size[i]) : 0, 0, is_decay ? 3 * tolerance : tolerance,
+        // gradients of decays are differences of sums over the state; those of scales are sums over
+        // the stream that nearly cancel, since the norm behind forgets lengths
+        const int cancels = strstr(m->rows[i].name, "mixdecay") || strstr(m->rows[i].name, "mixstep") ||
+                            strstr(m->rows[i].name, "scales");
+        EXPECT_NEAR(is_there[i] ? sqrt(error[i] / size[i]) : 0, 0, cancels ? 3 * tolerance : tolerance,
                     "%s of %s", what, m->rows[i].name);
     }
     for (size_t i = 0; i < count; i++) {
