@@ -19,6 +19,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/layers/mlp.h"
 #include "llmc/layers/mixer.h"
 #include "llmc/layers/self_attention.h"
+#include "llmc/layers/stream.h"
 #include "llmc/layers/teaching.h"
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/pipeline.h"
@@ -58,6 +59,7 @@ struct Model {
     Decoder decoder; // generation: its activations are in the same memory
     // (B, T) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
+    int window; // tokens that a token attends to there, in this step
     // (L, E + 1) statistics that backward passes add to (router.h); NULL: none do
     double* router_statistics;
 
@@ -128,6 +130,7 @@ static void open_positions(Model* model, const Settled* s) {
                         &model->groups.context);
     mixer_open(&model->delta, &model->memory, model->cfg, model->B,
                s->use == USE_TRAIN ? settled_rank_length(s) : 0);
+    model->window = model->cfg.window;
     if (model->cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
@@ -319,6 +322,7 @@ typedef struct {
     Model* model;
     int l;
     ModelActivations a;
+    Stream stream;           // of the block before it, with scales if the model has them
     Branch branch1, branch2; // attention and the MLP, from the residual stream and back
     SelfAttention attention; // or, in layers of a hybrid, a mixer
     Mixer mixer;
@@ -329,6 +333,7 @@ typedef struct {
 // to as `mode` says, or NULL.
 static Block block_at(Model* model, int l, const Pass* pass, const ModelParameters* d, GradientMode mode) {
     LayerPass layer = layer_at(model, l, pass);
+    const Stream stream = stream_of(&layer, stream_into(model, l, pass));
     if (d) {
         linear_adapter_gradients(&layer.weights, d, mode);
     }
@@ -336,7 +341,8 @@ static Block block_at(Model* model, int l, const Pass* pass, const ModelParamete
         .model = model,
         .l = l,
         .a = layer.a,
-        .branch1 = branch_of_attention(&layer, stream_into(model, l, pass)),
+        .stream = stream,
+        .branch1 = branch_of_attention(&layer, stream.out),
         .branch2 = branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
         .attention = self_attention_of(&layer, model->window_starts, &model->attention),
         .mixer = mixer_of(&layer, &model->delta),
@@ -347,6 +353,7 @@ static Block block_at(Model* model, int l, const Pass* pass, const ModelParamete
 // Runs the block up to the hidden layer of the MLP.
 static void block_hidden(const Block* b) {
     // ln1 (R, C); residual2 (R, C) = stream + attention; ln2 (R, C); fch, fch_act (N, F)
+    stream_enter_cpu(&b->stream);
     branch_enter_cpu(&b->branch1);
     if (b->mixer.kind != MIXER_NONE) {
         mixer_forward_cpu(b->branch1.out, &b->mixer, b->branch1.in);
@@ -369,7 +376,7 @@ static void block_forward(const Block* b) {
 static void forward_pass(Model* model, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
     model->linear.few = pass_is_step(pass);
-    pass_window_starts_cpu(model->window_starts, pass, cfg.window);
+    pass_window_starts_cpu(model->window_starts, pass, pass->cached ? cfg.window : model->window);
     if (model_has_first(cfg)) {
         const LayerPass first = layer_at(model, 0, pass);
         linear_embedding_cpu(&first);
@@ -440,6 +447,7 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
         }
         return;
     }
+    stream_enter_cpu(&b->stream);
     if (level >= RECOMPUTE_NORMS) {
         branch_enter_cpu(&b->branch1);
         branch_enter_cpu(&b->branch2);
@@ -481,6 +489,7 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     branch_enter_backward_cpu(a.dresidual, &b.branch2, &d2, a.branch);
     branch1_backward(&b, &d, own, branch_leave_backward_cpu(&b.branch1, &d1, a.dresidual));
     branch_enter_backward_cpu(a.dresidual, &b.branch1, &d1, a.branch);
+    stream_enter_backward_cpu(&b.stream, d.scales, &a, l == model->cfg.L - 1, own);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
@@ -494,6 +503,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
     if (d.wte || apart) {
         const LayerPass first = layer_at(model, 0, pass);
+        stream_leave_backward_cpu(a, (size_t)tensor_rows(tensor.cut).count * (size_t)cfg.C);
         linear_embedding_backward_cpu(a->dresidual, &first);
     }
     const float* dencoded = tensor_gather_cpu(&tensor, 0, a->dresidual); // (N, C)
@@ -538,7 +548,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
     model->targets_per_token = batch_targets_per_token(&batch);
-    pass_window_starts_cpu(model->window_starts, &pass, cfg.window);
+    pass_window_starts_cpu(model->window_starts, &pass, model->window);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
         if (hook) { // it decides on the update by the losses
@@ -842,6 +852,7 @@ static const Trainer trainer = {
 static void train(Model* model, Run* run) {
     Update update;
     for (;;) {
+        model->window = run_window(run);
         for (int part = 0; run_validates(run, part); part++) {
             model_evaluate(model, run);
             run_log_validation(run);

@@ -27,6 +27,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/layers/mlp.cuh"
 #include "llmc/layers/pass.cuh"
 #include "llmc/layers/self_attention.cuh"
+#include "llmc/layers/stream.cuh"
 #include "llmc/layers/teaching.cuh"
 #include "llmc/parallel/pipeline.cuh"
 #include "llmc/parallel/zero.cuh"
@@ -87,6 +88,7 @@ struct Model {
     ContextParallelGpu<floatX> context;
     // (B, T) first token that attention sees, in layers with a window; NULL without any
     int* window_starts;
+    int window;                 // tokens that a token attends to there, in this step
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
     NormScratch norm_scratch;
@@ -153,6 +155,7 @@ static void open_positions(Model* model, const Settled* s) {
     const int sequences = s->use == USE_GENERATE ? 1 : model->B;
     attention_config_open_ropes(&model->ropes, &model->memory, model->cfg, model->T, rope_gpu_open);
     mixer_gpu_open(&model->mixer, &model->memory, model->cfg, sequences, model->T, s->use == USE_TRAIN);
+    model->window = model->cfg.window;
     if (model->cfg.window > 0) {
         model->window_starts =
             (int*)memory_take(&model->memory, "starts of windows", MEMORY_DEVICE,
@@ -239,7 +242,7 @@ static void open_operations(Model* model, const Settled* s) {
     attention_gpu_by(&model->attention, (AttentionInstructions)s->options.memory.attention);
     context_open(&model->context, memory, sizes, &model->groups.context);
     norm_open(&model->norm_scratch, memory, (int)N, model_widest_norm(cfg));
-    embedding_open(&model->encoder, memory, (int)N, s->cfg.Vp, cfg.C);
+    embedding_open(&model->encoder, memory, (int)N, s->cfg.Vp, model_widest_embedding(cfg));
     optimizer_open<floatX>(&model->optimizer, memory, &model->state);
     const size_t* elements = model->map.totals.elements;
     gradient_norm_open(&model->norm, memory,
@@ -514,6 +517,7 @@ typedef struct {
     int l;
     ModelActivations a;
     LayerWeights weights;
+    StreamGpu stream;           // of the block before it, with scales if the model has them
     BranchGpu branch1, branch2; // attention and the MLP, from the residual stream and back
     SelfAttentionGpu attention; // or, in layers of a hybrid, a mixer
     MixerGpu mixer;
@@ -524,6 +528,7 @@ typedef struct {
 // to as `mode` says, or NULL.
 static Block block_at(Model* model, int l, const Pass* pass, const ModelGradients* d, GradientMode mode) {
     LayerPassGpu layer = layer_at(model, l, pass);
+    const StreamGpu stream = stream_of(&layer, stream_into(model, l, pass));
     if (d) {
         linear_adapter_gradients(&layer.weights, d, mode);
     }
@@ -533,7 +538,8 @@ static Block block_at(Model* model, int l, const Pass* pass, const ModelGradient
         l,
         layer.a,
         layer.weights,
-        branch_of_attention(&layer, stream_into(model, l, pass)),
+        stream,
+        branch_of_attention(&layer, stream.out),
         branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
         self_attention_of(&layer, model->window_starts, &model->ropes, &model->attention, &model->context),
         mixer_of(&layer, &model->mixer),
@@ -546,6 +552,7 @@ static void block_hidden(const Block* b) {
     const BranchGpu *branch1 = &b->branch1, *branch2 = &b->branch2;
     const int N = pass_tokens(b->pass), is_mixed = b->mixer.kind != MIXER_NONE;
     // ln1 (R, C); residual2 (R, C) = stream + attention; ln2 (R, C); fch, fch_act (N, F)
+    stream_enter(&b->stream);
     branch_enter(branch1, is_mixed ? &b->weights.mix : &b->weights.qkv, N);
     if (is_mixed) {
         mixer_forward_residual(branch_to(branch1), branch_residual(branch1), &b->mixer, branch1->in);
@@ -580,7 +587,7 @@ static void forward_pass(Model* model, const Pass* pass) {
     // run.
     model->matmul.settings.autotune = model->autotune && !pass->cached && pass_tokens(pass) == model->N;
     zero_begin_forward(&model->zero);
-    pass_window_starts(model->window_starts, pass, cfg.window, &model->gpu);
+    pass_window_starts(model->window_starts, pass, pass->cached ? cfg.window : model->window, &model->gpu);
     if (model_has_first(cfg)) {
         const LayerPassGpu first = layer_at(model, 0, pass);
         linear_embedding(&first);
@@ -656,6 +663,7 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
         }
         return;
     }
+    stream_enter(&b->stream);
     if (level >= RECOMPUTE_NORMS) {
         branch_enter_again(&b->branch1);
         branch_enter_again(&b->branch2);
@@ -676,9 +684,11 @@ static Gradient bias_grad_into(const Model* model, int l) {
 }
 
 // Returns room for the codes of dresidual, the gradient of the stream after block l, which the MLP
-// of that block reads next: unless matmuls are computed again before, or the pass ends here.
+// of that block reads next: unless matmuls are computed again before, scales change it, or the pass
+// ends here.
 static E4m3Rows stream_codes(Model* model, int l, const Pass* pass) {
-    const int is_next = l >= model->freeze.first_block && model->recompute <= RECOMPUTE_NORMS;
+    const int is_scaled = model->cfg.has_scales && l < model->cfg.L - 1,
+              is_next = l >= model->freeze.first_block && model->recompute <= RECOMPUTE_NORMS && !is_scaled;
     const E4m3Rows none = {NULL, NULL};
     if (!is_next) {
         return none;
@@ -696,7 +706,7 @@ static void branch1_backward(const Block* b, const ModelGradients* d, GradientMo
         mixer_backward(&b->mixer, d, mode, dout, b->branch1.in);
     } else {
         const SelfAttentionGradientsGpu dattention =
-            self_attention_gradients_of(d, &b->a, mode, &b->model->norm_scratch);
+            self_attention_gradients_of(d, &b->a, mode, &b->model->norm_scratch, &b->model->encoder);
         self_attention_backward(&b->attention, &dattention, dout, b->branch1.in);
     }
 }
@@ -729,6 +739,7 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     }
     d1.before.codes = stream_codes(model, l - 1, pass);
     branch_enter_backward(a.dresidual, &b.branch1, &d1, a.branch);
+    stream_enter_backward(&b.stream, d.scales, &a, l == model->cfg.L - 1, own);
 }
 
 // Sets or adds to the gradients of the embeddings, from dresidual (R, C), that of encoded.
@@ -743,10 +754,12 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const int is_trained = d.wte.data || apart.data;
     if (is_trained) {
         const LayerPassGpu first = layer_at(model, 0, pass);
+        stream_leave_backward(a, (size_t)tensor_rows(tensor.cut).count * cfg.C, &model->gpu);
         linear_embedding_backward(a->dresidual, &first);
     }
     const floatX* dencoded = tensor_gather(&tensor, 0, a->dresidual); // (N, C)
-    if (is_trained) {
+    // value embeddings needed them in order before
+    if (is_trained && !cfg.has_values) {
         embedding_sort(&model->encoder, pass->inputs, pass_tokens(pass), &model->gpu);
     }
     // without a matrix of its own, the head has set or added to d.wte
@@ -802,8 +815,11 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const ModelConfig cfg = model->cfg;
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
-    pass_window_starts(model->window_starts, &pass, cfg.window, &model->gpu);
+    pass_window_starts(model->window_starts, &pass, model->window, &model->gpu);
     zero_wait_for_buffer(&model->zero, -1);
+    if (cfg.has_values) {
+        embedding_sort(&model->encoder, pass.inputs, pass_tokens(&pass), &model->gpu);
+    }
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
         batch_loss(model, batch);
@@ -882,7 +898,8 @@ static void micro_step_backward(Model* model, Batch batch, float dloss, MicroSte
         model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
         zero_join(&model->zero, step);
     };
-    if (step_graph_run(graph, model->use_graph && is_full, batch.T, batch.starts, dloss, work, &model->gpu)) {
+    if (step_graph_run(graph, model->use_graph && is_full, batch.T, model->window, batch.starts, dloss, work,
+                       &model->gpu)) {
         zero_replayed(&model->zero);
     }
     zero_group_done<floatX>(&model->zero, model_groups(model->cfg), step); // an embedding's apart
@@ -1232,6 +1249,7 @@ static const Trainer trainer = trainer_open();
 static void train(Model* model, Run* run) {
     Update update;
     for (;;) {
+        model->window = run_window(run);
         for (int part = 0; run_validates(run, part); part++) {
             model_evaluate(model, run);
             run_log_validation(run);

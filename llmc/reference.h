@@ -847,6 +847,70 @@ static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* 
 }
 
 // -------------------------------------------------------------------------------------------------
+// Value embeddings: v_h += g_h table[token]_h, with g_h = 2 sigmoid(sum_c gate_hc inp_c) of the
+// first G columns of inp (N, C)
+//
+// v are the last KV HS columns of qkv (N, QKV)    table (V, KV HS)    gate (KV, G)
+
+typedef struct {
+    size_t N, C, QKV, KV, HS, G;
+} RefValues;
+
+static inline Real ref_value_gate_(const Real* inp, const Real* gate, RefValues s, size_t n, size_t h) {
+    Real z = 0;
+    for (size_t c = 0; c < s.G; c++) {
+        z += gate[h * s.G + c] * inp[n * s.C + c];
+    }
+    return 2 / (1 + exp(-z));
+}
+
+static inline void ref_values_forward(Real* qkv, const Real* inp, const Real* gate, const Real* table,
+                                      const int* tokens, RefValues s) {
+    for (size_t n = 0; n < s.N; n++) {
+        for (size_t i = 0; i < s.KV * s.HS; i++) {
+            qkv[n * s.QKV + s.QKV - s.KV * s.HS + i] +=
+                ref_value_gate_(inp, gate, s, n, i / s.HS) * table[(size_t)tokens[n] * s.KV * s.HS + i];
+        }
+    }
+}
+
+static inline void ref_values_backward(Real* dinp, Real* dgate, Real* dtable, const Real* dqkv,
+                                       const Real* inp, const Real* gate, const Real* table,
+                                       const int* tokens, RefValues s) {
+    for (size_t n = 0; n < s.N; n++) {
+        for (size_t i = 0; i < s.KV * s.HS; i++) {
+            const size_t h = i / s.HS, at = (size_t)tokens[n] * s.KV * s.HS + i;
+            const Real g = ref_value_gate_(inp, gate, s, n, h),
+                       dv = dqkv[n * s.QKV + s.QKV - s.KV * s.HS + i], dz = dv * table[at] * g * (1 - g / 2);
+            dtable[at] += g * dv;
+            for (size_t c = 0; c < s.G; c++) {
+                dgate[h * s.G + c] += dz * inp[n * s.C + c];
+                dinp[n * s.C + c] += dz * gate[h * s.G + c];
+            }
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Scales of the stream: out = a x + b x0, all of n elements; scales: a, b
+
+static inline void ref_scale_forward(Real* out, const Real* x, const Real* x0, const Real* scales, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        out[i] = scales[0] * x[i] + scales[1] * x0[i];
+    }
+}
+
+static inline void ref_scale_backward(Real* dx, Real* dx0, Real* dscales, const Real* dout, const Real* x,
+                                      const Real* x0, const Real* scales, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        dx[i] += scales[0] * dout[i];
+        dx0[i] += scales[1] * dout[i];
+        dscales[0] += dout[i] * x[i];
+        dscales[1] += dout[i] * x0[i];
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
 // Classifier: softmax and cross-entropy (Goodfellow, Bengio and Courville, Deep Learning, 2016,
 // section 6.2.2.3)
 //

@@ -29,6 +29,8 @@ typedef struct {
     size_t Hk, Hv, dk, dv, taps, mix_rows, mix_channels, mix_conv, mix_values, mix_out, gate;
     size_t first, values; // rows of attention's first matrix, columns of its result
     size_t query_rank, rank, latent_q, latent_up, padded; // of latents, or 0
+    // columns that make the gates of value embeddings; of the stream with scales; or 0
+    size_t gates, scaled;
     size_t A; // most columns of a layer's hidden layers: F, or Fe of each expert
     const Architecture* kinds;
 } RefSizes;
@@ -53,6 +55,8 @@ static inline RefSizes ref_sizes(ModelConfig cfg, size_t B, size_t T) {
     s.first = (size_t)w.first, s.values = (size_t)w.values, s.query_rank = (size_t)w.query_rank;
     s.rank = (size_t)w.rank, s.latent_q = (size_t)w.latent_q, s.latent_up = (size_t)w.latent_up;
     s.padded = (size_t)(w.rank > 0 ? w.values : 0);
+    s.gates = (size_t)w.value_gates;
+    s.scaled = (size_t)w.scaled_C;
     s.before = (size_t)model_has_norms_before(cfg), s.after = (size_t)model_has_norms_after(cfg);
     s.kinds = kinds;
     return s;
@@ -70,6 +74,7 @@ static inline size_t ref_qk_rstd_(RefSizes s) {
     X(embedded,      1,     s.kinds->embedding == EMBEDDING_NORM ? s.C : 0)  /* (B, T, C)   the embedding, if it has a norm */ \
     X(embedded_rstd, 1,     s.kinds->embedding == EMBEDDING_NORM)   /* (B, T)      */                         \
     X(stream,        L + 1, s.C)   /* (B, T, C)   the residual stream that enters block l, after the last one too */ \
+    X(scaled,        L,     s.scaled)                               /* (B, T, C)   with scales, what block l reads */ \
     X(ln1,           L,     s.before ? s.C : 0)                     /* (B, T, C)   */                         \
     X(ln1_mean,      L,     norm_parts(s.kinds->norm).has_mean && s.before) /* (B, T) */                      \
     X(ln1_rstd,      L,     s.before)                                   /* (B, T)      */                         \
@@ -141,6 +146,7 @@ typedef struct {
     TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
     size_t parameter_bytes, activation_bytes;
     Real *params, *grads, *acts, *dacts;
+    const int* tokens; // (B, T) of the pass
 } RefModel;
 
 // Returns the tensors of layer l in `memory`, which is params or grads; tensors that all layers
@@ -453,6 +459,16 @@ static inline Real* ref_attention_result_(const RefActivations* a) {
     return a->gated ? a->gated : a->values ? a->values : a->atty;
 }
 
+static inline RefValues ref_values_(const RefModel* m) {
+    const RefSizes s = m->sizes;
+    return (RefValues){s.N, s.C, s.QKV, s.KV, s.HS, s.gates};
+}
+
+// Returns the table of layer l among those of all layers, parameters or gradients.
+static inline Real* ref_value_table_(const RefModel* m, Real* all, int l) {
+    return all + (size_t)model_value_number(m->cfg, l) * m->sizes.V * m->sizes.KV * m->sizes.HS;
+}
+
 // Computes attention of a block: attproj from ln1.
 static inline void ref_attention_branch_(const RefModel* m, int l, const int* starts, const RefParameters* p,
                                          const RefActivations* a) {
@@ -463,6 +479,10 @@ static inline void ref_attention_branch_(const RefModel* m, int l, const int* st
         ref_latent_branch_(m, p, a);
     } else {
         ref_linear_forward(a->qkv, a->ln1, p->qkvw, p->qkvb, (RefLinear){N, C, s.QKV});
+    }
+    if (p->value_gate) {
+        ref_values_forward(a->qkv, a->ln1, p->value_gate, ref_value_table_(m, p->value_table, l), m->tokens,
+                           ref_values_(m));
     }
     ref_heads_norm_forward(a->normed, a->qkv, ref_head_norm_(m, p, a), heads);
     ref_rope_forward(a->turned, a->normed, ref_rope_of_(m, l), heads);
@@ -498,6 +518,10 @@ static inline void ref_attention_branch_backward_(const RefModel* m, int l, cons
     ref_rope_backward(da->normed, da->turned, ref_rope_of_(m, l), heads);
     ref_heads_norm_backward(da->qkv, dp->qnormw, dp->knormw, da->normed, a->qkv, ref_head_norm_(m, p, a),
                             heads);
+    if (p->value_gate) {
+        ref_values_backward(da->ln1, dp->value_gate, ref_value_table_(m, dp->value_table, l), da->qkv, a->ln1,
+                            p->value_gate, ref_value_table_(m, p->value_table, l), m->tokens, ref_values_(m));
+    }
     if (s.rank) {
         ref_latent_branch_backward_(m, p, dp, a, da);
     } else {
@@ -566,6 +590,30 @@ static inline void ref_mixer_branch_backward_(const RefModel* m, const int* star
     ref_linear_backward(da->ln1, dp->mixw, NULL, da->mix, a->ln1, p->mixw, (RefLinear){N, C, s.mix_rows});
 }
 
+// Returns the activations with what block l reads in the place of the stream.
+static inline RefActivations ref_scaled_(RefActivations a) {
+    a.stream = a.scaled ? a.scaled : a.stream;
+    return ref_in_block_(a);
+}
+
+// Sets what a block reads: a x + b x0, if the model has such scales.
+static inline void ref_enter_block_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
+    if (p->scales) {
+        ref_scale_forward(a->scaled, a->stream, ref_activations_(m, m->acts, 0).stream, p->scales,
+                          m->sizes.N * m->sizes.C);
+    }
+}
+
+static inline void ref_enter_block_backward_(const RefModel* m, const RefParameters* p,
+                                             const RefParameters* dp, const RefActivations* a,
+                                             const RefActivations* da) {
+    if (p->scales) {
+        ref_scale_backward(da->stream, ref_activations_(m, m->dacts, 0).stream, dp->scales, da->scaled,
+                           a->stream, ref_activations_(m, m->acts, 0).stream, p->scales,
+                           m->sizes.N * m->sizes.C);
+    }
+}
+
 // Computes block l. With the residual stream x, and weights of its own in each product:
 //
 //     y = norm(x), or x                y = norm(x), or x
@@ -577,8 +625,9 @@ static inline void ref_mixer_branch_backward_(const RefModel* m, const int* star
 static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
     const RefParameters p = ref_parameters_(m, m->params, l);
-    const RefActivations a = ref_in_block_(ref_activations_(m, m->acts, l)),
+    const RefActivations outer = ref_activations_(m, m->acts, l), a = ref_scaled_(outer),
                          next = ref_activations_(m, m->acts, l + 1);
+    ref_enter_block_(m, &p, &outer);
     if (s.before) {
         ref_norm_forward(a.ln1, a.stream, ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));
     }
@@ -601,8 +650,8 @@ static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
 static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     const RefSizes s = m->sizes;
     const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
-    const RefActivations a = ref_in_block_(ref_activations_(m, m->acts, l));
-    const RefActivations da = ref_in_block_(ref_activations_(m, m->dacts, l)),
+    const RefActivations outer = ref_activations_(m, m->acts, l), a = ref_scaled_(outer);
+    const RefActivations douter = ref_activations_(m, m->dacts, l), da = ref_scaled_(douter),
                          dnext = ref_activations_(m, m->dacts, l + 1);
     ref_branch_backward_(m, dnext.stream, da.residual2, da.ln2post, da.fcproj, dp.ln2postw, a.fcproj,
                          ref_row_norm_(m, p.ln2postw, NULL, NULL, a.ln2post_rstd));
@@ -622,6 +671,7 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
         ref_norm_backward(da.stream, dp.ln1w, dp.ln1b, da.ln1, a.stream,
                           ref_row_norm_(m, p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd));
     }
+    ref_enter_block_backward_(m, &p, &dp, &outer, &douter);
 }
 
 // Multiplies n elements, or their gradients.
@@ -644,6 +694,7 @@ static inline Real ref_model_forward(RefModel* m, const int* tokens, const int* 
     const RefParameters p = ref_parameters_(m, m->params, 0);
     const RefActivations first = ref_activations_(m, m->acts, 0), a = ref_activations_(m, m->acts, m->cfg.L);
     Real* embedded = a.embedded ? a.embedded : first.stream;
+    m->tokens = tokens;
     ref_embedding_forward(embedded, tokens, p.wte, p.wpe, s.B, s.T, s.C);
     ref_multiply_(embedded, m->embedding_factor, s.N * s.C);
     if (a.embedded) {
@@ -672,6 +723,7 @@ static inline void ref_model_backward(RefModel* m, const int* tokens, const int*
                          da = ref_activations_(m, m->dacts, m->cfg.L),
                          dfirst = ref_activations_(m, m->dacts, 0);
     const Real dloss = (Real)1 / targets_count(targets, (int)s.N);
+    m->tokens = tokens;
     memset(m->grads, 0, m->parameter_bytes);
     memset(m->dacts, 0, m->activation_bytes);
     ref_classifier_backward(da.logits, a.logits, a.logits_lse, targets, dloss, ref_classifier_(m));

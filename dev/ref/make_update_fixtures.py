@@ -1,4 +1,4 @@
-"""Writes dev/ref/fixtures/models/losses.txt: twelve AdamW updates of each model of make_model_fixtures.py.
+"""Writes dev/ref/fixtures/models/losses.txt: twelve AdamW updates of each model of make_model_fixtures.py and own_models.py.
 
     dev/ref/setup.sh && build/venv/bin/python dev/ref/make_update_fixtures.py
 
@@ -15,6 +15,7 @@ import struct
 import torch
 
 from make_model_fixtures import OUT, B, T, read_back
+from own_models import read_own
 
 UPDATES = 12
 LR, BETAS, EPS, DECAY, CLIP = 0.0005, (0.9, 0.95), 0.001, 1.0, 1.0
@@ -29,10 +30,10 @@ def text():
 
 def updates(name, tokens):
     """The loss and the norm of each."""
-    model = read_back(OUT / name).to(torch.float64).eval()
+    model = (read_own if name.startswith("llmc_") else read_back)(OUT / name).to(torch.float64).eval()
     model.get_input_embeddings().padding_idx = None  # else that token has no gradient
     weights = list(model.parameters())
-    decays = [x.dim() > 1 and not name.endswith(("bias", "conv1d.weight", "conv.conv.weight")) for name, x in model.named_parameters()]
+    decays = [x.dim() > 1 and not name.endswith(("bias", "conv1d.weight", "conv.conv.weight", "value_gate.weight")) for name, x in model.named_parameters()]
     optimizer = torch.optim.AdamW([dict(params=[x for x, yes in zip(weights, decays) if yes], weight_decay=DECAY),
                                    dict(params=[x for x, yes in zip(weights, decays) if not yes], weight_decay=0.0)],
                                   lr=LR, betas=BETAS, eps=EPS)

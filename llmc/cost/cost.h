@@ -37,6 +37,7 @@ static inline double cost_total_s(const CostUpdate* update) {
 
 // Adds the forward pass of a block, up to the hidden layer of its MLP.
 static inline void cost_hidden_(const CostWalk* w) {
+    cost_stream(w);
     cost_branch(w);
     cost_self_attention(w);
     cost_branch(w);
@@ -87,6 +88,7 @@ static inline void cost_backward_(CostWalk* w, const Grid* grid, double chunk, i
         cost_branch_backward(w);
         cost_self_attention_backward(w);
         cost_branch_backward(w);
+        cost_stream_backward(w);
     }
     if (grid_is_first_stage(grid)) {
         cost_embedding_backward(w);

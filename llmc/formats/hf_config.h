@@ -160,6 +160,12 @@ static const HfKey_ hf_keys_[] = {
     {FAMILY_GRANITE, "residual_multiplier", HF_POSITIVE_, HF_MEMBER_(cfg.residual_factor)},
     {FAMILY_GRANITE, "logits_scaling", HF_POSITIVE_, HF_MEMBER_(cfg.logits_divisor)},
 
+    // our own: hf_config_write.h gives such a model another model_type
+    {FAMILY_ADDITIONS, "residual_scales", HF_BOOL_, HF_MEMBER_(cfg.has_scales)},
+    {FAMILY_ADDITIONS, "value_embeddings", HF_BOOL_, HF_MEMBER_(cfg.has_values)},
+    {FAMILY_ROPE & ~FAMILY_ADDITIONS, "residual_scales", HF_FALSE_, 0},
+    {FAMILY_ROPE & ~FAMILY_ADDITIONS, "value_embeddings", HF_FALSE_, 0},
+
     // latents
     {FAMILY_DEEPSEEK, "q_lora_rank", HF_SIZE_OR_NULL_, HF_MEMBER_(cfg.latent.query_rank)},
     {FAMILY_DEEPSEEK, "kv_lora_rank", HF_SIZE_, HF_MEMBER_(cfg.latent.rank)},
@@ -595,9 +601,11 @@ static int hf_family_(JsonReader* text, Arch* arch, int* is_wrapped) {
     if (!json_name(text, &type)) {
         return 0;
     }
+    const size_t own = strlen(HF_OWN_TYPE);
     for (int i = 0; i < ARCH_COUNT; i++) {
+        const int is_own = FAMILY_ADDITIONS >> i & 1 && strncmp(type, HF_OWN_TYPE, own) == 0;
         *is_wrapped = hf_defaults[i].wrapper && strcmp(type, hf_defaults[i].wrapper) == 0;
-        if (*is_wrapped || strcmp(type, hf_families[i].type) == 0) {
+        if (*is_wrapped || strcmp(type + (is_own ? own : 0), hf_families[i].type) == 0) {
             *arch = (Arch)i;
             return 1;
         }

@@ -435,6 +435,12 @@ static void hf_write_common_(FILE* file, ModelConfig cfg) {
     hf_write_windows_(file, cfg);
     hf_write_mixer_(file, cfg);
     hf_write_experts_(file, cfg);
+    if (cfg.has_scales) {
+        fprintf(file, "  \"residual_scales\": true,\n");
+    }
+    if (cfg.has_values) {
+        fprintf(file, "  \"value_embeddings\": true,\n");
+    }
 }
 
 // Writes the tokens around texts. What is kept may have the padding token.
@@ -455,14 +461,15 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
     char path[PATH_MAX];
     FileWriter writer;
     const HfFamily* family = &hf_families[cfg.arch];
+    const int is_own = model_has_additions(cfg); // transformers would compute another model
     const char* type = dtype == SAFETENSORS_BF16  ? "bfloat16"
                        : dtype == SAFETENSORS_F16 ? "float16"
                                                   : "float32";
     file_join(path, directory, "config.json");
     file_open(&writer, path);
     fprintf(writer.file,
-            "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n  \"vocab_size\": %d,\n",
-            family->class_name, family->type, cfg.V);
+            "{\n  \"architectures\": [\"%s%s\"],\n  \"model_type\": \"%s%s\",\n  \"vocab_size\": %d,\n",
+            is_own ? HF_OWN_CLASS : "", family->class_name, is_own ? HF_OWN_TYPE : "", family->type, cfg.V);
     (cfg.arch == ARCH_GPT2 ? hf_write_gpt2_ : hf_write_common_)(writer.file, cfg);
     hf_write_tokens_(writer.file, cfg.arch, &card, kept);
     fprintf(writer.file,

@@ -35,7 +35,7 @@ static inline int graph_is_capturing(cudaStream_t stream) {
 
 // Graph of a micro-step; zeros at first.
 typedef struct {
-    int T;             // length of its sequences
+    int T, window;     // length of its sequences; tokens that a token attends to, or 0
     int times[2];      // how often it was due: without documents, with them
     float dloss;       // gradient of the losses in the captured graph,
     const int* starts; // and its documents, or NULL
@@ -50,21 +50,21 @@ static inline void step_graph_close(StepGraph* g) {
 
 // Counts the micro-step, with sequences of T tokens. Returns whether to make it as a graph this
 // time: it was made before.
-static inline int step_graph_is_due_(StepGraph* g, int T, const int* starts) {
-    if (g->T != T) {
+static inline int step_graph_is_due_(StepGraph* g, int T, int window, const int* starts) {
+    if (g->T != T || g->window != window) {
         step_graph_close(g);
-        *g = StepGraph{T, {0, 0}, 0, NULL, NULL};
+        *g = StepGraph{T, window, {0, 0}, 0, NULL, NULL};
     }
     return g->times[starts != NULL]++ > 0;
 }
 
-// Does the work of a micro-step with sequences of T tokens: as a graph from the second time on, if
-// it `may_repeat`. Captures the graph, unless the last capture had the same arguments. Returns true
-// if a graph has done the work.
+// Does the work of a micro-step with sequences of T tokens and a window: as a graph from the second
+// time on, if it `may_repeat`. Captures the graph, unless the last capture had the same arguments.
+// Returns true if a graph has done the work.
 template <class Work>
-static inline int step_graph_run(StepGraph* g, int may_repeat, int T, const int* starts, float dloss,
-                                 Work work, const Gpu* gpu) {
-    if (!may_repeat || !step_graph_is_due_(g, T, starts)) {
+static inline int step_graph_run(StepGraph* g, int may_repeat, int T, int window, const int* starts,
+                                 float dloss, Work work, const Gpu* gpu) {
+    if (!may_repeat || !step_graph_is_due_(g, T, window, starts)) {
         work();
         return 0;
     }

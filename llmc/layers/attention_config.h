@@ -11,6 +11,7 @@ attention_config.h -- attention of a model: its sizes, and the rotary positions 
 #include "llmc/ops/attention.h"
 #include "llmc/ops/latent.h"
 #include "llmc/ops/rope.h"
+#include "llmc/ops/value_embedding.h"
 
 static inline AttentionSizes attention_config_sizes(ModelConfig cfg, int B, int T) {
     AttentionSizes sizes = attention_sizes(B, T, cfg.NH, model_key_heads(cfg), model_head_size(cfg));
@@ -36,6 +37,17 @@ static inline AttentionSizes attention_config_chunks(ModelConfig cfg, int B, int
     AttentionSizes sizes = attention_config_sizes(cfg, B, T);
     sizes.chunks = chunks;
     return sizes;
+}
+
+// Return the sizes of value embeddings for N tokens, and the first element of layer l's table among
+// those of all layers.
+static inline ValueSizes attention_config_values(ModelConfig cfg, int N) {
+    const ValueSizes sizes = {
+        N, cfg.C, model_qkv_size(cfg), model_key_heads(cfg), model_head_size(cfg), model_value_gates(cfg)};
+    return sizes;
+}
+static inline size_t attention_config_table(ModelConfig cfg, int l) {
+    return (size_t)model_value_number(cfg, l) * (size_t)cfg.V * (size_t)model_keys(cfg);
 }
 
 // Return 1 if queries and keys of layer l turn, and if they do so by the window's own settings.

@@ -238,6 +238,21 @@ static inline void cost_norm_backward(const CostWalk* w) {
     cost_add(w, COST_NORMS, 0, norm_backward_bytes(w->stream, w->cfg.C, w->size, 0));
 }
 
+// ---- stream.h ----
+
+static inline void cost_stream(const CostWalk* w) {
+    if (w->cfg.has_scales) {
+        cost_add(w, COST_MEMORY, 0, stream_scale_bytes(w->stream * w->cfg.C, w->size));
+    }
+}
+
+static inline void cost_stream_backward(const CostWalk* w) {
+    cost_stream(w); // computed again
+    if (w->cfg.has_scales) {
+        cost_add(w, COST_MEMORY, 0, stream_scale_backward_bytes(w->stream * w->cfg.C, w->size));
+    }
+}
+
 // ---- branch.h ----
 
 // Adds the norm before a branch, if there is one.
@@ -264,6 +279,22 @@ static inline void cost_branch_backward(const CostWalk* w) {
 }
 
 // ---- self_attention.h, with the projection after it ----
+
+// Add what a value embedding costs before attention, and after it in the backward pass: as much,
+// and the gradient of a table, as an embedding's.
+static inline void cost_values_(const CostWalk* w) {
+    if (model_layer_has(w->cfg, LAYERS_VALUES, w->l)) {
+        cost_add(w, COST_MEMORY, 0, value_embedding_bytes(w->N, model_keys(w->cfg), w->size));
+    }
+}
+static inline void cost_values_backward_(const CostWalk* w) {
+    const double ids = fmin(w->N, w->cfg.V);
+    cost_values_(w);
+    if (model_layer_has(w->cfg, LAYERS_VALUES, w->l)) {
+        cost_add(w, COST_MEMORY, 0,
+                 embedding_backward_bytes(w->N, model_keys(w->cfg), ids, w->size, w->gradient_bytes) / 2);
+    }
+}
 
 // Adds a pass of attention with these FLOP and bytes for a sequence without a window.
 static inline void cost_attention_(const CostWalk* w, double flops, double bytes) {
@@ -311,6 +342,7 @@ static inline void cost_self_attention(const CostWalk* w) {
     const AttentionSizes sizes = attention_config_sizes(w->cfg, 1, (int)w->T);
     cost_linear_(w, offsetof(ModelParameters, qkvw));
     cost_latent_(w);
+    cost_values_(w);
     cost_attention_(w, attention_forward_flops(sizes), attention_forward_bytes(sizes, w->size));
     cost_residual_(w, offsetof(ModelParameters, attprojw));
     cost_sum_of_parts(w);
@@ -321,6 +353,7 @@ static inline void cost_self_attention_backward(const CostWalk* w) {
     cost_linear_backward_(w, offsetof(ModelParameters, attprojw), offsetof(ModelParameters, attprojb));
     cost_attention_(w, attention_backward_flops(sizes), attention_backward_bytes(sizes, w->size));
     cost_latent_backward_(w);
+    cost_values_backward_(w);
     cost_linear_backward_(w, offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb));
     cost_sum_of_parts(w);
 }

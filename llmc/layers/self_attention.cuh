@@ -8,6 +8,8 @@ front of it and behind it.
     out (N, C)                  = residual + atty proj^T + bias; with gates:
                                   residual + (atty sigmoid(inp gate^T)) proj^T
 
+With a value embedding, values get it before attention (value_embedding.h).
+
 With latents (latents.cuh) the first product is what they come from, and proj reads their values.
 
 If several ranks cut these matrices (tensor_parallel.cuh), inp, residual and out are the rows of
@@ -27,10 +29,12 @@ gradients added up after it (context_parallel.h).
 #include "llmc/ops/attention.cuh"
 #include "llmc/ops/attention_race.cuh"
 #include "llmc/ops/column_sums.cuh"
+#include "llmc/ops/embedding.cuh"
 #include "llmc/ops/gate.cuh"
 #include "llmc/ops/heads.cuh"
 #include "llmc/ops/norm.cuh"
 #include "llmc/ops/sinks.cuh"
+#include "llmc/ops/value_embedding.cuh"
 #include "llmc/parallel/context_parallel.cuh"
 
 typedef struct {
@@ -41,19 +45,29 @@ typedef struct {
     Weight gate;           // (Q, C), or no data
     floatX *gates, *gated; // (N, Q) of atty, before their sigmoid; atty with them
     LatentsGpu latents;
-    const floatX* proj_bias;         // (C), or NULL
-    HeadsGpu<floatX> heads;          // norms and rotation of queries and keys
-    const floatX* sinks;             // (NH), or NULL
-    floatX *qkv, *atty;              // (N, QKV), (N, Q)
-    float* lse;                      // (B, NH, T)
-    AttentionCacheGpu<floatX> cache; // keys and values that are kept; no data: none
-    int sequence;                    // prefill: its place in the cache
-    const int* positions;            // decoding: position of each row; else NULL
+    const floatX* proj_bias;          // (C), or NULL
+    HeadsGpu<floatX> heads;           // norms and rotation of queries and keys
+    const floatX* sinks;              // (NH), or NULL
+    ValueEmbeddingGpu<floatX> values; // without its input; no gate: none
+    size_t table_first;               // of its table among all
+    floatX *qkv, *atty;               // (N, QKV), (N, Q)
+    float* lse;                       // (B, NH, T)
+    AttentionCacheGpu<floatX> cache;  // keys and values that are kept; no data: none
+    int sequence;                     // prefill: its place in the cache
+    const int* positions;             // decoding: position of each row; else NULL
     TensorParallelGpu tensor;
     LinearGpu* linear;
     AttentionGpu* attention;
     const ContextParallelGpu<floatX>* context;
 } SelfAttentionGpu;
+
+// Returns the value embedding of a layer, without its input.
+static inline ValueEmbeddingGpu<floatX> self_attention_values_of_(const LayerPassGpu* of) {
+    const ModelParameters* p = &of->p;
+    const size_t first = attention_config_table(of->cfg, of->l);
+    return {attention_config_values(of->cfg, pass_tokens(of->pass)), of->cfg.V,       NULL, p->value_gate,
+            p->value_gate ? p->value_table + first : NULL,           of->pass->inputs};
+}
 
 // Returns the attention of a layer; `window_starts` are for layers with a window.
 static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* window_starts,
@@ -88,6 +102,8 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
         a->qk_rstd,
         {(HeadsSums*)(void*)a->qk_sums, of->tensor.cut.ranks, of->tensor.group}};
     layer.sinks = p->sinks;
+    layer.values = self_attention_values_of_(of);
+    layer.table_first = attention_config_table(cfg, of->l);
     layer.qkv = a->qkv;
     layer.atty = a->atty;
     layer.lse = a->att_lse;
@@ -115,6 +131,12 @@ static inline const floatX* self_attention_gather_(const SelfAttentionGpu* a) {
                : NULL;
 }
 
+static inline ValueEmbeddingGpu<floatX> self_attention_values_(const SelfAttentionGpu* a, const floatX* inp) {
+    ValueEmbeddingGpu<floatX> values = a->values;
+    values.inp = inp;
+    return values;
+}
+
 // Sets qkv before norms and positions; inp (N, C).
 static inline void self_attention_linear_(const SelfAttentionGpu* a, const floatX* inp) {
     const int has_latents = latents_are_there(&a->latents);
@@ -122,6 +144,9 @@ static inline void self_attention_linear_(const SelfAttentionGpu* a, const float
                    a->linear);
     if (has_latents) {
         latents_forward(a->qkv, &a->latents, a->positions != NULL);
+    }
+    if (a->values.gate) {
+        value_embedding_forward(a->qkv, self_attention_values_(a, inp), a->linear->gpu);
     }
 }
 
@@ -222,19 +247,29 @@ typedef struct {
     floatX* part;   // (N, C)
     floatX* dqkv;   // (N, QKV)
     LatentsGradientsGpu latents;
+    // of a value embedding: gradients, the second one of the tables of all layers; memory:
+    // (N, KV HS), (N, KV), sums; the batch, sorted by token
+    Gradient dvalue_gate, dvalue_table;
+    floatX* dvalues;
+    float *dvalue_gates, *value_parts;
+    EmbeddingGpu* encoder;
 } SelfAttentionGradientsGpu;
 
 // Returns the gradients of a layer: `d` has its parameters' gradients, `a` has memory.
 static inline SelfAttentionGradientsGpu self_attention_gradients_of(const ModelGradients* d,
                                                                     const ModelActivations* a,
-                                                                    GradientMode mode, NormScratch* scratch) {
-    return {a->branch,    d->qkvw,
-            d->qkvb,      d->qnormw,
-            d->knormw,    d->sinks,
-            d->attgatew,  d->attprojw,
-            mode,         a->branch,
-            a->datt_gate, a->dpart,
-            a->dqkv,      latents_gradients_of(d, a, mode, scratch)};
+                                                                    GradientMode mode, NormScratch* scratch,
+                                                                    EmbeddingGpu* encoder) {
+    return {a->branch,      d->qkvw,
+            d->qkvb,        d->qnormw,
+            d->knormw,      d->sinks,
+            d->attgatew,    d->attprojw,
+            mode,           a->branch,
+            a->datt_gate,   a->dpart,
+            a->dqkv,        latents_gradients_of(d, a, mode, scratch),
+            d->value_gate,  d->value_table,
+            a->dvalues,     a->dvalue_gates,
+            a->value_parts, encoder};
 }
 
 // Sets dqkv, the gradient of the linear layer's output, and sets or adds to its bias's gradient. If
@@ -262,6 +297,23 @@ static inline void self_attention_backward_qkv_(const SelfAttentionGpu* a, const
     heads_backward(d->dqkv, &dheads, (const floatX*)a->qkv, &a->heads, gpu);
     if (!plain && d->dqkvb.data) {
         column_sums(d->dqkvb, sums, (const floatX*)d->dqkv, N, attention_qkv_size(a->sizes), d->mode, gpu);
+    }
+}
+
+// Sets the gradients of a value embedding and of its gates, from dqkv.
+static inline void self_attention_values_backward_(const SelfAttentionGpu* a,
+                                                   const SelfAttentionGradientsGpu* d, const floatX* inp) {
+    const ValueEmbeddingGpu<floatX> values = self_attention_values_(a, inp);
+    const EmbeddingSizes sizes = {
+        a->sizes.B,      a->sizes.T, values.sizes.KV * values.sizes.HS, values.words, a->sizes.T,
+        a->sizes.chunks, 0};
+    const Gradient none = {NULL, d->dvalue_table.dtype};
+    Gradient table = d->dvalue_table;
+    value_embedding_backward(d->dvalues, d->dvalue_gates, (const floatX*)d->dqkv, values, a->linear->gpu);
+    if (table.data) {
+        table.data = (char*)table.data + a->table_first * dtype_bytes(table.dtype);
+        embedding_backward(table, none, (const floatX*)d->dvalues, values.tokens, sizes, d->mode, d->mode,
+                           d->encoder, a->linear->gpu);
     }
 }
 
@@ -308,12 +360,19 @@ static inline void self_attention_backward(const SelfAttentionGpu* a, const Self
     linear_backward(d->datty, {d->dprojw, d->mode}, dout, self_attention_result_(a), &a->proj, N, a->linear);
     self_attention_gates_backward_(a, d);
     self_attention_backward_qkv_(a, d, self_attention_datty_(a, d));
+    if (a->values.gate) {
+        self_attention_values_backward_(a, d, inp);
+    }
     const floatX* dlinear = d->dqkv;
     if (latents_are_there(&a->latents)) {
         latents_backward(&a->latents, &d->latents, d->dqkv);
         dlinear = a->latents.first;
     }
     linear_backward(dinp, {d->dqkvw, d->mode}, dlinear, inp, &a->weight, N, a->linear);
+    if (a->values.gate) {
+        value_gate_backward(dinp, d->dvalue_gate, d->value_parts, d->dvalue_gates,
+                            self_attention_values_(a, inp), d->mode, a->linear->gpu);
+    }
     self_attention_gates_finish_(a, d, dinp, inp);
     tensor_sum(tensor, d->dinp, NULL, NULL);
 }

@@ -7,6 +7,8 @@ CPU, with the matmuls of linear.h.
     atty (N, Q), lse (B, NH, T) = attention of qkv (attention.h), with sinks (sinks.h) if it has any
     out (N, C)                  = atty proj^T + bias; with gates: (atty sigmoid(inp gate^T)) proj^T
 
+With a value embedding, values get it before attention (value_embedding.h).
+
 With latents (latents.h) the first product is what they come from, and proj reads their values.
 
 If several ranks cut these matrices (tensor_parallel.h), inp and out are the rows of this rank's
@@ -28,6 +30,7 @@ values are kept, and the tokens of a decoding step see all kept before.
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/heads.h"
 #include "llmc/ops/sinks.h"
+#include "llmc/ops/value_embedding.h"
 #include "llmc/layers/attention_config.h"
 #include "llmc/layers/latents.h"
 #include "llmc/layers/linear.h"
@@ -98,6 +101,8 @@ typedef struct {
     const float* proj_bias;  // (C), or NULL
     Heads heads;             // norms and rotation of queries and keys
     const float* sinks;      // (NH), or NULL
+    ValueEmbedding values;   // without its input; no gate: none
+    size_t table_first;      // of its table among all
     float *qkv, *atty, *lse; // (N, QKV), (N, Q), (B, NH, T)
     TensorParallel tensor;
     AttentionCache cache; // keys and values that are kept; no data: none
@@ -106,6 +111,17 @@ typedef struct {
     Linear* linear;
     Attention* attention;
 } SelfAttention;
+
+// Returns the value embedding of a layer, without its input.
+static inline ValueEmbedding self_attention_values_of_(const LayerPass* layer) {
+    const ModelParameters* p = &layer->p;
+    const size_t first = attention_config_table(layer->cfg, layer->l);
+    return (ValueEmbedding){.sizes = attention_config_values(layer->cfg, pass_tokens(layer->pass)),
+                            .words = layer->cfg.V,
+                            .gate = p->value_gate,
+                            .table = p->value_gate ? p->value_table + first : NULL,
+                            .tokens = layer->pass->inputs};
+}
 
 // Returns the attention of a layer; `window_starts` are for layers with a window.
 static inline SelfAttention self_attention_of(const LayerPass* layer, const int* window_starts,
@@ -140,6 +156,8 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
                                      a->qk_rstd,
                                      {(HeadsSums*)(void*)a->qk_sums, layer->tensor.group}},
                            .sinks = p->sinks,
+                           .values = self_attention_values_of_(layer),
+                           .table_first = attention_config_table(cfg, layer->l),
                            .qkv = a->qkv,
                            .atty = a->atty,
                            .lse = a->att_lse,
@@ -157,7 +175,7 @@ static inline int self_attention_is_divided_(const SelfAttention* a) { return a-
 static inline int self_attention_is_packed_(const SelfAttention* a) {
     return a->linear->is_bf16 && !a->cache.data && !self_attention_is_divided_(a) &&
            !weight_has_adapter(&a->weight.adapter) && !heads_parts(a->heads.kind).has_norm &&
-           !latents_are_there(&a->latents) && attention_bf16_fits(a->sizes.T, a->sizes.HS);
+           !latents_are_there(&a->latents) && !a->values.gate && attention_bf16_fits(a->sizes.T, a->sizes.HS);
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
@@ -190,12 +208,22 @@ static inline void self_attention_store_(const SelfAttention* a) {
     }
 }
 
+static inline ValueEmbedding self_attention_values_(const SelfAttention* a, const float* inp) {
+    ValueEmbedding values = a->values;
+    values.inp = inp;
+    return values;
+}
+
 // Sets qkv before norms and positions.
 static inline void self_attention_linear_(const SelfAttention* a, const float* inp, int N) {
     const int has_latents = latents_are_there(&a->latents);
     linear_forward_cpu(has_latents ? a->latents.first : a->qkv, inp, &a->weight, N, a->linear);
     if (has_latents) {
         latents_forward_cpu(a->qkv, &a->latents, a->positions != NULL);
+    }
+    if (a->values.gate) {
+        const ValueEmbedding values = self_attention_values_(a, inp);
+        value_embedding_forward_cpu(a->qkv, &values);
     }
 }
 
@@ -278,12 +306,14 @@ static inline void self_attention_forward_cpu(float* out, const SelfAttention* a
 // which it sets; and memory that it uses.
 typedef struct {
     float *dinp, *dqkvw, *dqkvb, *dqnormw, *dknormw, *dsinks, *dgatew, *dprojw, *dprojb;
+    float *dvalue_gate, *dvalue_table; // that of all layers
     GradientMode mode;
-    float* datty;  // (N, Q); may be dinp
-    float* dgates; // (N, Q)
-    float* part;   // (N, C)
-    float* dqkv;   // (N, QKV)
-    float* sums;   // (B, QKV)
+    float* datty;                  // (N, Q); may be dinp
+    float* dgates;                 // (N, Q)
+    float* part;                   // (N, C)
+    float* dqkv;                   // (N, QKV)
+    float* sums;                   // (B, QKV)
+    float *dvalues, *dvalue_gates; // (N, KV HS), (N, KV)
     LatentsGradients latents;
 } SelfAttentionGradients;
 
@@ -297,6 +327,10 @@ self_attention_gradients_of(const ModelParameters* d, const ModelActivations* a,
                                     .dknormw = d->knormw,
                                     .dsinks = d->sinks,
                                     .dgatew = d->attgatew,
+                                    .dvalue_gate = d->value_gate,
+                                    .dvalue_table = d->value_table,
+                                    .dvalues = a->dvalues,
+                                    .dvalue_gates = a->dvalue_gates,
                                     .dprojw = d->attprojw,
                                     .dprojb = d->attprojb,
                                     .mode = mode,
@@ -319,6 +353,20 @@ static inline void self_attention_backward_qkv_(const SelfAttention* a, float* d
     attention_either_backward_cpu(&d, &pass, a->attention);
     if (is_divided) {
         context_sum_cpu(dqkv, context, a->sizes);
+    }
+}
+
+// Sets the gradients of a value embedding and of its gates, from dqkv.
+static inline void self_attention_values_backward_(const SelfAttention* a, const SelfAttentionGradients* d,
+                                                   const float* inp) {
+    const ValueEmbedding values = self_attention_values_(a, inp);
+    const EmbeddingSizes sizes = {
+        a->sizes.B,      a->sizes.T, values.sizes.KV * values.sizes.HS, values.words, a->sizes.T,
+        a->sizes.chunks, 0};
+    value_embedding_backward_cpu(d->dvalues, d->dvalue_gates, d->dqkv, &values);
+    if (d->dvalue_table) {
+        embedding_backward_cpu(d->dvalue_table + a->table_first, NULL, d->dvalues, values.tokens, sizes,
+                               d->mode, d->mode);
     }
 }
 
@@ -351,6 +399,9 @@ static inline void self_attention_heads_backward_(const SelfAttention* a, const 
         return;
     }
     self_attention_backward_qkv_(a, d->dqkv, dout);
+    if (a->values.gate) {
+        self_attention_values_backward_(a, d, inp);
+    }
     const HeadsGradients dheads = {d->dqnormw, d->dknormw, d->mode, d->sums};
     heads_backward_cpu(d->dqkv, &dheads, a->qkv, &a->heads);
     const float* dlinear = d->dqkv;
@@ -360,6 +411,10 @@ static inline void self_attention_heads_backward_(const SelfAttention* a, const 
     }
     linear_backward_cpu(dinp, (LinearGradients){d->dqkvw, d->dqkvb, d->mode}, dlinear, inp, &a->weight, N,
                         a->linear);
+    if (a->values.gate) {
+        const ValueEmbedding values = self_attention_values_(a, inp);
+        value_gate_backward_cpu(dinp, d->dvalue_gate, d->dvalue_gates, &values, d->mode);
+    }
 }
 
 // Turns datty, the gradient of the heads' output with gates, into that without them.

@@ -34,6 +34,7 @@ et al., "GQA", 2023. Latent attention: DeepSeek-AI, "DeepSeek-V2", 2024 (latent.
 #include "llmc/ops/rope.h"
 #include "llmc/ops/router.h"
 #include "llmc/ops/short_conv.h"
+#include "llmc/ops/value_embedding.h"
 
 // Layers that share parameters: none; two consecutive layers; or a loop of blocks is repeated.
 // Memory has one copy of shared parameters, files have every layer (share_layers.h).
@@ -93,34 +94,35 @@ typedef enum { INITIAL_GPT2, INITIAL_ZERO_OUT } InitialWeights;
 // clang-format off
 // Architectures: the word of --arch, and the kinds of their operations. For a new model: whether the
 // classifier has a matrix of its own, the cap of logits (0: the architecture has none), the random
-// weights.
-//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights sinks mixer
+// weights. Additions: whether it may have scales of the residual stream and value embeddings, which
+// transformers' class has not.
+//  architecture   word        positions          norm            of branches   queries, keys    activation         biases       windows       router          embedding        head cap random weights sinks mixer       additions
 #define ARCHITECTURES(X) \
-  X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_MISTRAL,  "mistral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_QWEN2,    "qwen2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_QWEN3,    "qwen3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_ARCEE,    "arcee",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_NANOCHAT, "nanochat", POSITIONS_ROPE,    NORM_RMS_ALONE, NORMS_BEFORE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_NORM,    1, 15, INITIAL_ZERO_OUT, 0, MIXER_NONE) \
-  X(ARCH_MIXTRAL,  "mixtral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_QWEN3MOE, "qwen3moe", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_OLMOE,    "olmoe",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_GLM4MOE,  "glm4moe",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_OLMO2,    "olmo2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_GEMMA2,   "gemma2",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0, 30, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_GRANITE,  "granite",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_SMOLLM3,  "smollm3",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_OLMO3,    "olmo3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_EXAONE4,  "exaone4",  POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_GRANITE4, "granite4", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_GEMMA3,   "gemma3",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_NORM,      ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_PHI3,     "phi3",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_GLM4,     "glm4",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE) \
-  X(ARCH_GPTOSS,   "gptoss",   POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_CLAMPED, BIASES_ALL, WINDOWS_ANY,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 1, MIXER_NONE) \
-  X(ARCH_QWEN35,   "qwen35",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_DELTA) \
-  X(ARCH_LFM2,     "lfm2",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_CONV) \
-  X(ARCH_DEEPSEEK3, "deepseek3", POSITIONS_ROPE,  NORM_RMS,       NORMS_BEFORE, HEADS_LATENT,    ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE)
+  X(ARCH_GPT2,     "gpt2",     POSITIONS_LEARNED, NORM_LAYER,     NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_GELU,   BIASES_ALL,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_LLAMA,    "llama",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 1) \
+  X(ARCH_MISTRAL,  "mistral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_QWEN2,    "qwen2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_QWEN3,    "qwen3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_ARCEE,    "arcee",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_NANOCHAT, "nanochat", POSITIONS_ROPE,    NORM_RMS_ALONE, NORMS_BEFORE, HEADS_UNIT_NORM, ACTIVATION_RELU2,  BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_NORM,    1, 15, INITIAL_ZERO_OUT, 0, MIXER_NONE, 1) \
+  X(ARCH_MIXTRAL,  "mixtral",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_QWEN3MOE, "qwen3moe", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_OLMOE,    "olmoe",    POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SOFTMAX, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_GLM4MOE,  "glm4moe",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_OLMO2,    "olmo2",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_GEMMA2,   "gemma2",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0, 30, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_GRANITE,  "granite",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_SMOLLM3,  "smollm3",  POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_OLMO3,    "olmo3",    POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_ROW_NORM,  ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_EXAONE4,  "exaone4",  POSITIONS_ROPE,    NORM_RMS,       NORMS_AFTER,  HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_GRANITE4, "granite4", POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_GEMMA3,   "gemma3",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BOTH,   HEADS_NORM,      ACTIVATION_GEGLU,  BIASES_NONE, WINDOWS_ANY,  ROUTER_NONE,    EMBEDDING_ROOT,    0,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_PHI3,     "phi3",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_ALL,  ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_GLM4,     "glm4",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BOTH,   HEADS_PLAIN,     ACTIVATION_SWIGLU, BIASES_QKV,  WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE, 0) \
+  X(ARCH_GPTOSS,   "gptoss",   POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_PLAIN,     ACTIVATION_CLAMPED, BIASES_ALL, WINDOWS_ANY,  ROUTER_CHOSEN,  EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 1, MIXER_NONE, 0) \
+  X(ARCH_QWEN35,   "qwen35",   POSITIONS_ROPE,    NORM_RMS_PLUS,  NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_DELTA, 0) \
+  X(ARCH_LFM2,     "lfm2",     POSITIONS_ROPE,    NORM_RMS,       NORMS_BEFORE, HEADS_NORM,      ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_NONE,    EMBEDDING_PLAIN,   0,  0, INITIAL_GPT2, 0, MIXER_CONV, 0) \
+  X(ARCH_DEEPSEEK3, "deepseek3", POSITIONS_ROPE,  NORM_RMS,       NORMS_BEFORE, HEADS_LATENT,    ACTIVATION_SWIGLU, BIASES_NONE, WINDOWS_NONE, ROUTER_SIGMOID, EMBEDDING_PLAIN,   1,  0, INITIAL_GPT2, 0, MIXER_NONE, 0)
 // clang-format on
 typedef enum { ARCHITECTURES(WORDS_VALUE) ARCH_COUNT } Arch;
 
@@ -140,6 +142,7 @@ typedef struct {
     InitialWeights initial;
     int has_sinks; // sinks.h
     MixerKind mixer;
+    int has_additions;
 } Architecture;
 
 static inline const Architecture* model_architecture(Arch arch) {
@@ -228,6 +231,8 @@ typedef struct {
     ModelMixer mixer;                   // of layers without attention
     uint8_t mixed[LAYER_SET_BYTES];     // layers that have a mixer in the place of attention
     ModelLatent latent;                 // HEADS_LATENT
+    int has_scales;                     // of the residual stream in each block (stream_scale.h)
+    int has_values;                     // value embeddings in every other layer (value_embedding.h)
     InitialWeights initial;             // random weights; files do not have it
     ModelPart part;                     // of a larger model; files do not have it
     ModelAdapter adapter;               // files of the model do not have it
@@ -316,14 +321,16 @@ static inline ActivationKind model_activation(ModelConfig cfg) {
 static inline int model_gates(ModelConfig cfg) { return activation_gates(model_activation(cfg)); }
 
 // Layers that have a tensor, or a part of the model: none, it lies outside of the blocks; all;
-// those with one MLP; those with experts; those with attention; those with a mixer in its place.
+// those with one MLP; those with experts; those with attention; those with a mixer in its place;
+// those with a value embedding.
 typedef enum {
     LAYERS_ONCE,
     LAYERS_ALL,
     LAYERS_DENSE,
     LAYERS_EXPERTS,
     LAYERS_ATTENTION,
-    LAYERS_MIXED
+    LAYERS_MIXED,
+    LAYERS_VALUES
 } LayersKind;
 
 // Return 1 if layer l is one of these, and how many are.
@@ -342,6 +349,8 @@ static inline int model_layer_has(ModelConfig cfg, LayersKind kind, int l) {
         return !is_mixed;
     case LAYERS_MIXED:
         return is_mixed;
+    case LAYERS_VALUES:
+        return cfg.has_values && (cfg.L - 1 - l) % 2 == 0; // the last one has it
     }
     return 0;
 }
@@ -552,6 +561,33 @@ static inline float model_logits_factor(ModelConfig cfg) {
 static inline float model_rope_base(ModelConfig cfg) { return cfg.rope_base > 0 ? cfg.rope_base : 10000.0f; }
 static inline int model_rope_dims(ModelConfig cfg) {
     return cfg.rope_dims > 0 ? cfg.rope_dims : model_head_size(cfg);
+}
+
+// Return the number of the value embedding of layer l, and the columns of the input that make its
+// gates.
+static inline int model_value_number(ModelConfig cfg, int l) {
+    int number = 0;
+    for (int below = 0; below < l; below++) {
+        number += model_layer_has(cfg, LAYERS_VALUES, below);
+    }
+    return number;
+}
+static inline int model_value_gates(ModelConfig cfg) {
+    return cfg.C < VALUE_GATE_COLUMNS ? cfg.C : VALUE_GATE_COLUMNS;
+}
+
+// Returns the most columns of a table that is looked up by tokens.
+static inline int model_widest_embedding(ModelConfig cfg) {
+    const int K = cfg.has_values ? model_keys(cfg) : 0;
+    return K > cfg.C ? K : cfg.C;
+}
+
+// Returns 1 if a model has what no class of transformers has.
+static inline int model_has_additions(ModelConfig cfg) { return cfg.has_scales || cfg.has_values; }
+
+// Returns the option that gave it the first of these.
+static inline const char* model_addition_word(ModelConfig cfg) {
+    return cfg.has_scales ? "residual-scales" : cfg.has_values ? "value-embeddings" : "";
 }
 
 // Returns the keys that a query of layer l sees; 0: all before it.

@@ -226,6 +226,9 @@ typedef struct {
   X(QWEN35,   "model.layers.%d.linear_attn.dt_bias",           "blk.%d.ssm_dt.bias",       mixstep,   ALL,  VALUES) \
   X(QWEN35,   "model.layers.%d.linear_attn.norm.weight",       "blk.%d.ssm_norm.weight",   mixnormw,  ALL,  PLAIN) \
   X(QWEN35,   "model.layers.%d.linear_attn.out_proj.weight",   "blk.%d.ssm_out.weight",    mixoutw,   ALL,  VALUE_COLS) \
+  X(ROPE,     "model.value_embeddings.weight",                   NULL,                       value_table, ALL, PLAIN) \
+  X(ROPE,     "model.layers.%d.self_attn.value_gate.weight",     NULL,                       value_gate, ALL, PLAIN) \
+  X(ROPE,     "model.layers.%d.residual_scales",                 NULL,                       scales,    ALL,  PLAIN) \
   X(LFM2,     "model.embedding_norm.weight",                   "token_embd_norm.weight",   lnfw,      ALL,  PLAIN) \
   X(LLAMA_NAMES, "model.norm.weight",                            "output_norm.weight",       lnfw,      ALL,  PLAIN) \
   X(ROPE,     "lm_head.weight",                                  "output.weight",            head,      ALL,  PLAIN)

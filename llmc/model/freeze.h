@@ -108,13 +108,37 @@ typedef struct {
 
 static const FreezeWord_* freeze_words_(int* count) {
     static const FreezeWord_ words[] = {
-        {"embeddings", "w?e"},  {"blocks", "ln[12]?"},  {"blocks", "ln[12]post?"}, {"blocks", "qkv?"},
-        {"blocks", "?normw"},   {"blocks", "sinks"},    {"blocks", "attproj?"},    {"blocks", "fc*"},
-        {"blocks", "?fc*"},     {"blocks", "routerw*"}, {"blocks", "lnqw"},        {"blocks", "lnkvw"},
-        {"blocks", "*upw"},     {"attention", "qkv?"},  {"attention", "?normw"},   {"attention", "lnqw"},
-        {"attention", "lnkvw"}, {"attention", "*upw"},  {"attention", "sinks"},    {"attention", "attproj?"},
-        {"mlp", "fc*"},         {"mlp", "?fc*"},        {"mlp", "routerw*"},       {"experts", "?fc*"},
-        {"router", "routerw*"}, {"norms", "ln*"},       {"norms", "?normw"},
+        {"embeddings", "w?e"},
+        {"blocks", "ln[12]?"},
+        {"blocks", "ln[12]post?"},
+        {"blocks", "qkv?"},
+        {"blocks", "?normw"},
+        {"blocks", "sinks"},
+        {"blocks", "attproj?"},
+        {"blocks", "fc*"},
+        {"blocks", "?fc*"},
+        {"blocks", "routerw*"},
+        {"blocks", "lnqw"},
+        {"blocks", "lnkvw"},
+        {"blocks", "*upw"},
+        {"attention", "qkv?"},
+        {"attention", "?normw"},
+        {"attention", "lnqw"},
+        {"attention", "lnkvw"},
+        {"attention", "*upw"},
+        {"attention", "sinks"},
+        {"attention", "attproj?"},
+        {"mlp", "fc*"},
+        {"mlp", "?fc*"},
+        {"mlp", "routerw*"},
+        {"experts", "?fc*"},
+        {"router", "routerw*"},
+        {"norms", "ln*"},
+        {"norms", "?normw"},
+        {"embeddings", "value_table"},
+        {"blocks", "value_gate"},
+        {"attention", "value_gate"},
+        {"blocks", "scales"},
     };
     *count = (int)(sizeof(words) / sizeof(words[0]));
     return words;
@@ -317,6 +341,7 @@ static int freeze_has_member_(const Freeze* freeze, const TensorRow* rows, size_
 static int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int L) {
     int l = 0;
     if (!freeze_has_member_(freeze, rows, offsetof(ModelParameters, wte)) ||
+        !freeze_has_member_(freeze, rows, offsetof(ModelParameters, value_table)) ||
         !freeze_has_member_(freeze, rows, offsetof(ModelParameters, wpe))) {
         return 0;
     }

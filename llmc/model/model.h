@@ -15,6 +15,7 @@ model has layers.
 
 #include "llmc/base/rand.h"
 #include "llmc/model/config.h"
+#include "llmc/ops/stream_scale.h"
 
 #ifndef floatX
 #define floatX float
@@ -46,7 +47,9 @@ typedef enum {
 //  name      layers   rows                cols              apart    parts         init                decay  kind       split
 #define MODEL_PARAMETERS(X) \
   X(wte,      ONCE,    w.words,            cfg.C,            0,       1,            INIT_VOCAB,         1,     EMBEDDING, WORDS) /* token embedding; the classifier's weight, too, if it has no head */ \
+  X(value_table, ONCE, w.value_rows,       w.value_cols,     0,       1,            INIT_NORMAL,        1,     EMBEDDING, NONE)  /* value embeddings of all layers that have one (value_embedding.h), one below the other */ \
   X(wpe,      ONCE,    w.positions,        cfg.C,            0,       1,            INIT_NORMAL,        1,     EMBEDDING, NONE)  /* position embedding */ \
+  X(scales,   ALL,     1,                  w.scales,         0,       1,            INIT_SCALES,        0,     VECTOR,    NONE)  /* of the stream and of the embedding before a block (stream_scale.h) */ \
   X(ln1w,     ALL,     1,                  w.norm,           0,       1,            INIT_ONE,           0,     VECTOR,    NONE)  /* norm before attention */ \
   X(ln1b,     ALL,     1,                  w.norm_bias,      0,       1,            INIT_ZERO,          0,     VECTOR,    NONE) \
   X(qkvw,     ATTENTION,     w.first,            cfg.C,            w.apart, w.parts,      INIT_NORMAL,        1,     MATRIX,    HEADS) /* queries, keys, values; or queries or their latent, the latent of keys and values, the key that turns */ \
@@ -60,6 +63,7 @@ typedef enum {
   X(sinks,    ATTENTION,     1,                  w.sinks,          0,       1,            INIT_NORMAL,        0,     VECTOR,    NONE)  /* of attention, one logit of each head */ \
   X(attprojw, ATTENTION,     cfg.C,              w.values,              0,       1,            INIT_NORMAL_SCALED, 1,     MATRIX,    COLS)  /* into the residual stream */ \
   X(attprojb, ATTENTION,     1,                  w.bias,           0,       1,            INIT_ZERO_INTO,     0,     VECTOR,    NONE) \
+  X(value_gate, VALUES, w.value_heads,     w.value_gates,    0,       1,            INIT_ZERO,          0,     VECTOR,    NONE)  /* gates of a value embedding */ \
   X(attgatew, ATTENTION, w.gate,           cfg.C,            0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* gates of the heads' output */ \
   X(mixw,     MIXED,   w.mix_rows,         w.mix_C,          0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* into a mixer: queries, keys and values; or b, c and x of a convolution */ \
   X(mixzw,    MIXED,   w.mix_values,       w.mix_C,          0,       1,            INIT_NORMAL,        1,     MATRIX,    NONE)  /* gates of the delta rule's norm */ \
@@ -177,6 +181,13 @@ typedef enum {
   X(parts,      ALL, 1,      N,     BLOCK, w.cut_C,           floatX,  LIVE_PASS)  /* matmul of this rank, a part of a sum */ \
   X(arrived,    ALL, 1,      traveling, BLOCK, w.cut_C,  floatX,  LIVE_PASS)  /* parts of all tensor ranks, of this rank's tokens */ \
   X(dresidual,  ALL, 1,      trained_R, BLOCK, cfg.C,               floatX,  LIVE_SENT)  /* gradient of the residual stream */ \
+  X(dfirst,     ALL, 1,      trained_R, BLOCK, w.scaled_C,          floatX,  LIVE_PASS)   /* gradient of the embedding in all blocks, if the stream has scales */ \
+  X(below,      ALL, 1,      below,  BLOCK, w.scaled_C,          floatX,  LIVE_ALWAYS)  /* with scales, the stream between blocks that the backward pass does not reach: these leave encoded alone */ \
+  X(scaled,     ALL, 1,      R,      BLOCK, w.scaled_C,          floatX,  LIVE_BLOCK)   /* the stream that enters a block, with its scales */ \
+  X(scale_parts, ALL, 1,     1,      BLOCK, w.scale_parts,       double,  LIVE_BLOCK)   /* sums for their gradients */ \
+  X(dvalues,    ALL, 1,      trained, BLOCK, w.value_cols,      floatX,  LIVE_BLOCK)   /* gradient of each token's value embedding */ \
+  X(dvalue_gates, ALL, 1,    trained, BLOCK, w.value_heads,     float,   LIVE_BLOCK)   /* gradient of their gates, before the sigmoid */ \
+  X(value_parts, ALL, 1,     1,      BLOCK, w.value_parts,       float,   LIVE_BLOCK)   /* sums for the gradient of the gates' weights */ \
   X(expert_in,  ALL, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of the experts' input, in their order */ \
   X(expert_out, ALL, 1,      M,      BLOCK, w.expert,            floatX,  LIVE_BLOCK)   /* rows of their output; gradients of both */ \
   X(arrived_in, ALL, 1,      arriving, BLOCK, w.arrived_C,       floatX,  LIVE_BLOCK)   /* rows of another rank that this rank's experts take; so are the next ones */ \
@@ -251,8 +262,10 @@ typedef struct {
     int norm, norm_bias, qkv_bias, bias, hidden_bias, query_norm, key_norm, sinks;
     int norm_after, before, before_C, after, after_C, dbranch; // norms of branches
     int mean, embedding_rstd, raw, unit_rstd, branch, dqkv;
-    int cut_C, word_rows, all_words, qk_sums; // if tensors are cut
-    int mlps, Fs, shared;                     // experts; of the shared one
+    int scales, scaled_C, scale_parts;                                 // of the residual stream
+    int value_rows, value_cols, value_heads, value_gates, value_parts; // of value embeddings
+    int cut_C, word_rows, all_words, qk_sums;                          // if tensors are cut
+    int mlps, Fs, shared;                                              // experts; of the shared one
     int has_experts, E, E_used, expert_first, expert, dscale, dlogits, router_bias, logits_bias;
     int expert_hidden_bias, expert_bias;
     int gate; // of the heads' output
@@ -328,6 +341,16 @@ static inline void model_latent_widths_(ModelWidths* w, ModelConfig cfg) {
     w->parts = has_latent ? 1 : w->parts;
 }
 
+static inline void model_addition_widths_(ModelWidths* w, ModelConfig cfg) {
+    const int has = cfg.has_values;
+    w->scales = 2 * cfg.has_scales, w->scaled_C = cfg.has_scales * cfg.C;
+    w->scale_parts = w->scales * STREAM_PARTS;
+    w->value_rows = model_layers_of(cfg, LAYERS_VALUES) * cfg.V;
+    w->value_cols = has * model_keys(cfg), w->value_heads = has * model_key_heads(cfg);
+    w->value_gates = has * model_value_gates(cfg);
+    w->value_parts = VALUE_PARTS * w->value_heads * w->value_gates;
+}
+
 static inline ModelWidths model_widths(ModelConfig cfg) {
     const Architecture* kinds = model_architecture(cfg.arch);
     const HeadsParts heads = heads_parts(kinds->heads);
@@ -373,6 +396,7 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     model_mixer_widths_(&w, cfg);
     model_latent_widths_(&w, cfg);
     model_adapter_widths_(&w, cfg);
+    model_addition_widths_(&w, cfg);
     return w;
 }
 
@@ -505,7 +529,8 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT,
                  caches = is_trained ? 0 : (size_t)B;
     const size_t ranks = (size_t)model_tensor_ranks(cfg), R = is_trained ? model_stream_rows(cfg, N) : N,
-                 trained_R = is_trained ? R : 0, traveling = ranks * R, decoded = is_trained ? 0 : 2 * chunk;
+                 trained_R = is_trained ? R : 0, below = is_trained && first_block == 0 ? 0 : R,
+                 traveling = ranks * R, decoded = is_trained ? 0 : 2 * chunk;
     const size_t M = model_expert_rows(cfg, N), trained_M = is_trained ? M : 0, H = model_hidden_rows(cfg, N),
                  arriving = H;
     const int hidden = model_divides_experts(cfg) ? 1 : blocks;
@@ -600,10 +625,12 @@ static inline ModelActivations model_activations_of(ModelActivations all, const 
 }
 
 // Returns the residual stream that enters layer l, (R, C). The backward pass does not reach layers
-// below first_block, so they keep no copy of it: these read and write it in one place, encoded.
+// below first_block, so they keep no copy of it: these read and write it in one place, encoded, or
+// beside it if all blocks read the embedding.
 static inline floatX* model_stream_into(const ModelActivations* all, const TensorRow* rows, int first_block,
                                         int l) {
-    return l <= first_block ? all->encoded : model_activations_at_layer(*all, rows, l - 1).residual3;
+    floatX* below = l > 0 && all->below ? all->below : all->encoded;
+    return l <= first_block ? below : model_activations_at_layer(*all, rows, l - 1).residual3;
 }
 
 // ---- counts ----
@@ -660,7 +687,8 @@ static inline double model_count_stored(ModelConfig cfg) {
 // in llm.c, even embeddings; but not wte if the classifier has a matrix of its own, and of the
 // experts only as many as a token uses.
 static inline double model_multiplied_elements(const TensorRow* row, ModelConfig cfg) {
-    const int is_lookup = cfg.has_head && row->member == offsetof(ModelParameters, wte);
+    const int is_lookup = (cfg.has_head && row->member == offsetof(ModelParameters, wte)) ||
+                          row->member == offsetof(ModelParameters, value_table);
     const double share = row->experts > 1 ? (double)cfg.E_used / row->experts : 1;
     return is_lookup ? 0 : share * (double)tensor_layer_elements(row);
 }
@@ -726,8 +754,8 @@ static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, u
               is_zero = row->init == INIT_ZERO || row->init == INIT_ZERO_INTO ||
                         (row->init == INIT_VOCAB && r >= (size_t)cfg.V) ||
                         (is_out && cfg.initial == INITIAL_ZERO_OUT);
-    if (row->init == INIT_UNIT) {
-        return 1;
+    if (row->init == INIT_UNIT || row->init == INIT_SCALES) {
+        return row->init == INIT_UNIT || c == 0;
     }
     if (row->init == INIT_ADAPTER) {
         Rand rng = rand_open(seed, row->stream);

@@ -86,14 +86,15 @@ int share_parse(int* share, int L, const char* text, char* error) {
 
 int share_check(ModelConfig cfg, char* error) {
     for (int l = 0; l < cfg.L; l++) {
-        static const LayersKind kinds[] = {LAYERS_EXPERTS, LAYERS_ATTENTION};
+        static const LayersKind kinds[] = {LAYERS_EXPERTS, LAYERS_ATTENTION, LAYERS_VALUES};
+        static const char* const words[] = {"experts", "attention", "a value embedding"};
         const int lowest = model_group_layer(cfg, model_group(cfg, l));
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 3; i++) {
             const int has = model_layer_has(cfg, kinds[i], l);
             if (has != model_layer_has(cfg, kinds[i], lowest)) {
                 return error_set(error, "--share-layers",
                                  "layers %d and %d would share parameters, but only layer %d has %s", lowest,
-                                 l, has ? l : lowest, i ? "attention" : "experts");
+                                 l, has ? l : lowest, words[i]);
             }
         }
     }

@@ -28,6 +28,7 @@ typedef enum {
     INIT_ZERO_INTO, // zero: biases into the residual stream
     INIT_ONE,       // one, with what its norm adds to weights
     INIT_UNIT,      // one
+    INIT_SCALES,    // one, and zeros after it
     INIT_DECAY,     // log of a uniform number: decays of the delta rule
     INIT_NORMAL,    // N(0, std), std = 0.02, more in narrow models (model_initial_std)
     INIT_ADAPTER,   // uniform up to 1 / sqrt(columns)

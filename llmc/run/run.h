@@ -151,6 +151,9 @@ int64_t run_micro_steps(const Run* run, int64_t sequences);
 int64_t run_batch(const Run* run);
 int run_length(const Run* run);
 
+// Returns the window of the step, in layers that have one: of its passes, and of validations.
+int run_window(const Run* run);
+
 // Opens the generator of samples or texts. `options`, which sampling follows, must outlive it.
 void run_open_generator(Run* run, Model* model, const Options* options);
 
@@ -304,6 +307,18 @@ int64_t run_batch(const Run* run) {
 int run_length(const Run* run) {
     const Stages lengths = settled_lengths(&run->settled->options);
     return (int)stages_at(&lengths, run->state.step);
+}
+
+int run_window(const Run* run) {
+    const Stages windows = settled_windows(&run->settled->options);
+    return (int)stages_at(&windows, run->state.step);
+}
+
+// Returns the model as the step has it.
+static ModelConfig run_model_(const Run* run) {
+    ModelConfig cfg = run->settled->cfg;
+    cfg.window = run_window(run);
+    return cfg;
 }
 
 // Returns the report of rank r, after they were gathered.
@@ -622,14 +637,13 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     return verdict;
 }
 
-// Notes that sequences become longer with this step.
-static void run_note_length_(Run* run) {
-    const Stages lengths = settled_lengths(&run->settled->options);
-    const int64_t step = run->state.step, length = stages_at(&lengths, step);
+// Notes that sequences, or windows, become longer with this step.
+static void run_note_stage_(Run* run, Stages stages, const char* grow) {
+    const int64_t step = run->state.step, length = stages_at(&stages, step);
     char note[80];
-    if (step > 0 && length != stages_at(&lengths, step - 1)) {
-        snprintf(note, sizeof(note), "note: from step %lld on, sequences have %lld tokens",
-                 (long long)step + 1, (long long)length);
+    if (step > 0 && length != stages_at(&stages, step - 1)) {
+        snprintf(note, sizeof(note), "note: from step %lld on, %s have %lld tokens", (long long)step + 1,
+                 grow, (long long)length);
         log_note(&run->log, note);
     }
 }
@@ -642,7 +656,8 @@ void run_begin_step(Run* run) {
     if (o->output.overfit) {
         dataloader_seek(run->train, 0);
     }
-    run_note_length_(run);
+    run_note_stage_(run, settled_lengths(o), "sequences");
+    run_note_stage_(run, settled_windows(o), "windows");
     dataloader_resize(run->train, sequences, run_length(run));
     run->first_sequence = run->train->next;
     run->waited_s = run->train->wait_s;
@@ -674,7 +689,7 @@ const RunTurn* run_turn(Run* run, InBackward* hook) {
         turn->batch = dataloader_earlier(run->train, turn->ahead - 1);
         turn->ahead--;
         micro_steps_next(&turn->backward, &turn->step);
-        rank_report_add(run->report, s, turn->batch);
+        rank_report_add(run->report, s, run_model_(run), turn->batch);
     }
     return turn;
 }

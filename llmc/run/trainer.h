@@ -73,10 +73,10 @@ static inline double* rank_report_losses(RankReport* report) {
     return rank_report_sources(report) + 2 * report->sources;
 }
 
-// Adds the operations and targets of a micro-batch.
-static inline void rank_report_add(RankReport* report, const Settled* s, Batch batch) {
+// Adds the operations and targets of a micro-batch, with the windows of `cfg`.
+static inline void rank_report_add(RankReport* report, const Settled* s, ModelConfig cfg, Batch batch) {
     double* counted = rank_report_sources(report) + report->sources;
-    report->flops += freeze_flops_per_token(&s->freeze, s->cfg, batch_length(batch)) * batch.B * batch.T;
+    report->flops += freeze_flops_per_token(&s->freeze, cfg, batch_length(batch)) * batch.B * batch.T;
     report->counted += batch.counted;
     for (size_t i = 0; i < report->sources && batch.B > 0; i++) {
         counted[i] += batch.counted_of_source[i];

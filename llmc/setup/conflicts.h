@@ -247,6 +247,7 @@ void setup_note_late(FILE* notes, const Settled* s, const RunData* data) {
     }
     setup_note_stages_(notes, o, "batch-schedule", o->batch.schedule);
     setup_note_stages_(notes, o, "seq-len-schedule", o->batch.seq_len_schedule);
+    setup_note_stages_(notes, o, "window-schedule", o->model.window_schedule);
     setup_note_lines_(notes, o, &data->train.schedule);
 }
 
@@ -481,8 +482,21 @@ void setup_check_fim(const Settled* s) {
     }
 }
 
+// Refuses exports of a model with what no other program computes.
+static void setup_check_additions_(const Settled* s) {
+    const Options* o = &s->options;
+    const char* file = o->output.export_gguf[0] ? "gguf" : o->output.export_llmc[0] ? "llmc" : NULL;
+    if (model_has_additions(s->cfg) && file) {
+        die_usage(
+            "--export-%s: the model has --%s, which no other program computes; --out DIR works, and only "
+            "this program reads it",
+            file, model_addition_word(s->cfg));
+    }
+}
+
 void setup_check_formats(const Settled* s) {
     char error[ERROR_BYTES];
+    setup_check_additions_(s);
     if (!hf_config_check(s->cfg, error) || (s->options.output.export_gguf[0] && !gguf_check(s->cfg, error)) ||
         (s->options.output.export_llmc[0] && !llmc_bin_check(s->cfg, error))) {
         die_usage("%s", error);

@@ -149,6 +149,12 @@ static int grid_suits_chunks_(char* error, const Settled* s) {
 static int grid_suits_tensor_(char* error, const Settled* s) {
     const Options* o = &s->options;
     const int t = s->ranks.grid.shape.tensor;
+    if (t > 1 && s->cfg.has_values) {
+        return grid_refuses_(error,
+                             "--tensor-parallel %d, --value-embeddings on, whose tables are not cut; wanted "
+                             "--tensor-parallel 1",
+                             t);
+    }
     if (t == 1 || s->use != USE_TRAIN) {
         return 1;
     }
@@ -177,6 +183,12 @@ static int grid_suits_stages_(char* error, const Settled* s) {
                              "--pipeline-parallel %d, --share-layers %s; wanted pairs or off: stages share "
                              "no parameters",
                              P, o->model.share_layers);
+    }
+    if (model_has_additions(s->cfg)) {
+        return grid_refuses_(error,
+                             "--pipeline-parallel %d, --%s on, with which blocks of all stages read the "
+                             "embedding; wanted --pipeline-parallel 1",
+                             P, model_addition_word(s->cfg));
     }
     if (s->freeze.first_block > 0) {
         return grid_refuses_(error,

@@ -113,10 +113,10 @@ struct Options {
     struct {
         const char* path; // or the name of a size
         int weights, arch, layers, channels, heads, kv_heads, head_size, hidden, experts, experts_used,
-            dense_layers, expert_hidden, shared_hidden, context, vocab_size, own_head;
+            dense_layers, expert_hidden, shared_hidden, context, vocab_size, own_head, scales, values;
         float rope_base;
         int window;
-        const char* window_pattern;
+        const char *window_pattern, *window_schedule;
         const char* layer_types;
         float softcap;
         const char* share_layers;
@@ -365,6 +365,12 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "size of the vocabulary"},
     {"model",       "own-head",       "",   SWITCH_(model.own_head),              0,       0, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "off|on", "give the output layer its own matrix instead of the token embedding's; auto: on for nanochat, olmo2, olmo3, phi3, glm4 and gptoss, else off"},
+    {"model",       "residual-scales", "",  SWITCH_(model.scales),                0,       0, AUTO_ | RUN_ | FOLLOWS_, "auto",
+        "off|on", "for llama, nanochat: each block reads a x + b x0, with trained numbers a and b, of the stream x and the "
+        "embedding x0; auto: as the model has it, off for a new one"},
+    {"model",       "value-embeddings", "", SWITCH_(model.values),                0,       0, AUTO_ | RUN_ | FOLLOWS_, "auto",
+        "off|on", "for llama, nanochat: in every other layer, the values of each token get a row of a table of their own, with "
+        "a gate for each head; auto: as the model has it, off for a new one"},
     {"model",       "rope-base",      "",   FLOAT_(model.rope_base),              0,   MANY_, AUTO_ | RUN_ | FOLLOWS_, "auto",
         "", "base of the angles of rotary positions (rope_theta); auto: 10000"},
     {"model",       "window",         "",   INT_(model.window),                   0, 1048576, AUTO_ | RUN_ | FOLLOWS_, "auto",
@@ -372,6 +378,9 @@ const OptionRow OPTION_TABLE[] = {
     {"model",       "window-pattern", "",   STRING_(model.window_pattern),        0,       0, RUN_, "",
         "LETTERS", "for qwen2, qwen3: S for a layer with the window, L for one without; the letters repeat (SSSL), "
         "and the last layer is always L; without a pattern: the layers that have it in the family, or all"},
+    {"model",       "window-schedule", "",  STRING_(model.window_schedule),       0,       0, RUN_, "",
+        "STEP:TOKENS,...", "window during training in up to 8 growing stages, as 0:128,1000:256,3000:512; the last one is "
+        "--window, at most --context; validations and tasks have the window of the step, samples the last one"},
     {"model",       "layer-types",    "",   STRING_(model.layer_types),           0,       0, RUN_, "",
         "TYPES", "for qwen35 and lfm2: layers with attention (full), and with the delta rule (delta) or a convolution (conv) in its place; "
         "the list repeats (3xdelta,full); without one: the layers of its family"},

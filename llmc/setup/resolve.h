@@ -201,6 +201,23 @@ static void settle_lengths_(Options* o) {
     o->batch.seq_len = (int)stages_last(&s);
 }
 
+// Sets --window to the last stage of --window-schedule.
+static void settle_windows_stages_(Options* o) {
+    Stages s;
+    const char* text = o->model.window_schedule;
+    if (!stages_parse(&s, text) || stages_first(&s) < 1 || stages_last(&s) > INT_MAX) {
+        die_usage(
+            "--window-schedule %s: wanted at most %d stages STEP:TOKENS, as in 0:128,1000:256,3000:512: "
+            "the first at step 0, later ones with more tokens",
+            text, STAGES_MOST);
+    }
+    if (o->model.window != OPTION_AUTO && o->model.window != stages_last(&s)) {
+        die_usage("--window-schedule %s, --window %d; wanted only one of them, or the last stage", text,
+                  o->model.window);
+    }
+    o->model.window = (int)stages_last(&s);
+}
+
 // Sets --total-batch to the last stage of --batch-schedule.
 static void settle_batch_stages_(Options* o) {
     Stages b;
@@ -674,6 +691,9 @@ Settled settle(RunData* data, const Options* options, const SettleInput* input) 
     if (options->batch.seq_len_schedule[0]) {
         settle_lengths_(&s.options);
     }
+    if (options->model.window_schedule[0]) {
+        settle_windows_stages_(&s.options);
+    }
     settle_tokenizer_(&s, data, input);
     setup_check_weights(&s, input->model_path, input->continues);
     s.cfg = settle_model(&s.options, data, input->model_path, input->found);
@@ -728,7 +748,7 @@ Settled setup_sweep(const Settled* s) {
     Settled t = *s;
     Options* o = &t.options;
     o->batch.steps = o->optimizer.max_skips = LR_SWEEP_UPDATES;
-    o->batch.schedule = o->batch.seq_len_schedule = "";
+    o->batch.schedule = o->batch.seq_len_schedule = o->model.window_schedule = "";
     o->optimizer.average = "off";
     o->eval.every = o->samples.every = o->tasks.every = o->output.save_every = 0;
     o->eval.patience = o->output.tensorboard = o->output.keep_best = 0;

@@ -84,6 +84,8 @@ static int settle_has_patterns_(const Architecture* kinds) { return kinds->windo
 static int settle_has_mixer_(const Architecture* kinds) { return kinds->mixer != MIXER_NONE; }
 static int settle_has_softcap_(const Architecture* kinds) { return kinds->softcap > 0; }
 
+static int settle_has_additions_(const Architecture* kinds) { return kinds->has_additions; }
+
 static void settle_check_vocab_(const Options* options, const RunData* data, const char* path, int insists) {
     const int V = options->model.vocab_size,
               least = data->has_tokenizer ? tokenizer_least_vocab(&data->tokenizer) : 0,
@@ -148,6 +150,10 @@ static ModelConfig settle_found_(const Options* o, const RunData* data, const ch
                   found.V, tokenizer_least_vocab(&data->own_tokenizer));
     }
     if (data->is_extended && V > found.V) {
+        if (found.has_values) {
+            die_usage("%s has --value-embeddings for %d tokens; wanted no more tokens, the tokenizer adds %d",
+                      path, found.V, V - found.V);
+        }
         found.V = V;
         found.Vp = model_padded_vocab(V);
     }
@@ -327,15 +333,19 @@ static void settle_rests_(ModelConfig* cfg) {
 
 static void settle_window_(Options* o, ModelConfig* cfg, const char* path) {
     const Architecture* kinds = model_architecture(cfg->arch);
-    const char* pattern = o->model.window_pattern;
+    const char *pattern = o->model.window_pattern, *stages = o->model.window_schedule;
     const ModelConfig found = *cfg;
     settle_size_(&o->model.window, cfg->window, "window", path);
     cfg->window = o->model.window;
     if (o->model.window > 0 && !settle_has_windows_(kinds)) {
-        settle_refuse_("window", cfg->arch, settle_has_windows_);
+        settle_refuse_(stages[0] ? "window-schedule" : "window", cfg->arch, settle_has_windows_);
     }
     if (pattern[0] && !settle_has_patterns_(kinds)) {
         settle_refuse_("window-pattern", cfg->arch, settle_has_patterns_);
+    }
+    if (stages[0] && o->model.window > cfg->max_T) {
+        die_usage("--window-schedule %s, --context %d; wanted windows of at most the context", stages,
+                  cfg->max_T);
     }
     if (pattern[strspn(pattern, "SL")] || (pattern[0] && o->model.window == 0)) {
         die_usage("--window-pattern %s; wanted letters S and L, with --window", pattern);
@@ -420,6 +430,16 @@ static void settle_softcap_(Options* o, ModelConfig* cfg, const char* path) {
     cfg->softcap = o->model.softcap;
 }
 
+// Decides what the architecture may have beside what its class in transformers has.
+static void settle_additions_(Options* o, ModelConfig* cfg, const char* path) {
+    settle_size_(&o->model.scales, cfg->has_scales, "residual-scales", path);
+    settle_size_(&o->model.values, cfg->has_values, "value-embeddings", path);
+    cfg->has_scales = o->model.scales, cfg->has_values = o->model.values;
+    if (model_has_additions(*cfg) && !settle_has_additions_(model_architecture(cfg->arch))) {
+        settle_refuse_(model_addition_word(*cfg), cfg->arch, settle_has_additions_);
+    }
+}
+
 static int settle_share_layers_(const Options* options, ModelConfig cfg) {
     char error[ERROR_BYTES];
     if (!share_parse(&cfg.share, cfg.L, options->model.share_layers, error) || !share_check(cfg, error)) {
@@ -449,6 +469,8 @@ static void settle_mark_fixed_(Options* o, Arch arch) {
         {"own-head", arch == ARCH_GPT2},
         {"softcap", !settle_has_softcap_(kinds)},
         {"window", !settle_has_windows_(kinds)},
+        {"residual-scales", !kinds->has_additions},
+        {"value-embeddings", !kinds->has_additions},
         {"rope-base", kinds->positions != POSITIONS_ROPE},
     };
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
@@ -480,6 +502,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     settle_window_(options, &cfg, path);
     settle_mixer_(options, &cfg, path);
     settle_softcap_(options, &cfg, path);
+    settle_additions_(options, &cfg, path);
     cfg.share = settle_share_layers_(options, cfg);
     cfg.initial = model_architecture(cfg.arch)->initial;
     settle_mark_fixed_(options, cfg.arch);

@@ -78,6 +78,13 @@ static inline Stages settled_lengths(const Options* o) {
     return has_stages ? s : stages_constant(o->batch.seq_len);
 }
 
+// Returns the window of each step, in layers that have one: --window, unless stages are given.
+static inline Stages settled_windows(const Options* o) {
+    Stages s;
+    const int has_stages = o->model.window_schedule && stages_parse(&s, o->model.window_schedule);
+    return has_stages ? s : stages_constant(o->model.window);
+}
+
 static inline MasterWeights settled_master_(const Settled* s) {
     const int choice = s->options.memory.master_weights;
     return !choice || s->dtype == SAFETENSORS_F32 ? MASTER_NONE

@@ -483,6 +483,35 @@ test_batches() {
     check "are whole updates" awk '{ last = $1 } END { exit !(last > 64 && (last - 64) % 128 == 0) }' <(values train tokens stages_2/log.jsonl)
 }
 
+# Windows that grow in stages.
+test_windows() {
+    local run=("${brief[@]}" "${text[@]}" --steps 6)
+    good "windows in stages" "${run[@]}" --arch mistral --window-schedule 0:4,2:8 --out windows
+    check "notes the larger ones" grep -q "^note: from step 3 on, windows have 8 tokens" stdout
+    check "the last one is the model's" grep -q '"sliding_window": 8' windows/step_00000006/config.json
+    bad 2 "--window-schedule is 0:2,2:8, was 0:4,2:8; --override" --resume windows/step_00000006 --steps 8 --window-schedule 0:2,2:8 --out other
+    bad 2 "--window-schedule 0:0,2:8: wanted at most 8 stages STEP:TOKENS" "${run[@]}" --arch mistral --window-schedule 0:0,2:8
+    bad 2 "--window-schedule has no meaning with --arch gpt2" "${run[@]}" --window-schedule 0:4,2:8
+    bad 2 "--window-schedule 0:4,2:8, --window 4; wanted only one of them, or the last stage" "${run[@]}" --arch mistral --window-schedule 0:4,2:8 --window 4
+    bad 2 "--window-schedule 0:4,2:99999, --context" "${run[@]}" --arch mistral --window-schedule 0:4,2:99999
+    bad 2 "--window-schedule" --model windows --prompt a --window-schedule 0:4,2:8
+}
+
+# What no class of transformers has.
+test_additions() {
+    local run=("${brief[@]}" "${text[@]}" --steps 2 --arch nanochat --layers 3) both=(--residual-scales on --value-embeddings on)
+    good "scales and value embeddings" "${run[@]}" "${both[@]}" --out added
+    check "its type is our own" grep -q '"model_type": "llmc_nanochat"' added/step_00000002/config.json
+    runs "is read again" --model added --prompt a --tokens 4
+    good "goes on" --resume added/step_00000002 --steps 3 --override --out other
+    good "with frozen layers" "${run[@]}" "${both[@]}" --freeze 'embeddings,blocks[0-1]' --out frozen
+    bad 2 "--export-gguf: the model has --residual-scales" "${run[@]}" "${both[@]}" --export-gguf added.gguf
+    bad 2 "--export-llmc: the model has --value-embeddings" "${run[@]}" --value-embeddings on --export-llmc added.bin
+    bad 2 "--value-embeddings has no meaning with --arch qwen3; llama and nanochat have it" "${run[@]}" --arch qwen3 --value-embeddings on
+    bad 2 "--residual-scales is 0, but the model in" --model added --residual-scales off "${text[@]}" --steps 1
+    bad 2 "only layer 0 has a value embedding" "${run[@]}" "${both[@]}" --share-layers all
+}
+
 # Sequences that grow in stages.
 test_lengths() {
     local run=("${brief[@]}" "${text[@]}" --steps 6)
@@ -753,6 +782,8 @@ test_other_data
 test_longer
 test_decay
 test_batches
+test_windows
+test_additions
 test_lengths
 test_mup
 test_average

@@ -73,6 +73,7 @@ static const struct {
     {"vocab-size", "400"},
     {"window", "0 5 200"},
     {"window-pattern", "SL"},
+    {"window-schedule", "0:3,1:9 0:16"},
     {"layer-types", "conv,full 2xdelta,full full"},
     {"share-layers", "all pairs loop:1"},
     {"batch", "1 2 4"},

@@ -161,9 +161,9 @@ static Command command_of_model(const Command* drawn) {
     Command a = *drawn;
     command_drop_all(
         &a, "separator text-field data-schedule data-format model vocab-size fit epochs teacher "
-            "teacher-quantize distill-weight distill-temperature seq-len-schedule start-token "
-            "batch-schedule patience beta2 save-every keep keep-best average model-file-gb weights chat "
-            "lora-rank lora-alpha lora-targets");
+            "teacher-quantize distill-weight distill-temperature seq-len-schedule window-schedule "
+            "start-token batch-schedule patience beta2 save-every keep keep-best average model-file-gb "
+            "weights chat lora-rank lora-alpha lora-targets");
     command_set(&a, "train-data", "in/docs.jsonl");
     command_set(&a, "tokenizer", "in/model");
     command_set(&a, "context", "64");

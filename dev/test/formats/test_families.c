@@ -17,12 +17,15 @@
 
 enum { SEQUENCES = 2, TOKENS = 13 }; // of the fixtures
 
-static const char* const names[] = {
-    "llama",         "llama3",         "mistral",  "qwen2",   "qwen3",     "qwen3_tied",     "arcee",
-    "nanochat",      "mixtral",        "qwen3moe", "olmoe",   "glm4moe",   "yarn",           "yarn_exact",
-    "longrope",      "longrope_near",  "olmo2",    "granite", "gemma2",    "smollm3",        "olmo3",
-    "exaone4",       "granite4",       "gemma3",   "phi3",    "gptoss",    "gptoss_mxfp4",   "glm4",
-    "glm4moe_dense", "glm4moe_groups", "qwen35",   "lfm2",    "deepseek3", "deepseek3_plain"};
+static const char* const names[] = {"llama",         "llama3",          "mistral",      "qwen2",
+                                    "qwen3",         "qwen3_tied",      "arcee",        "nanochat",
+                                    "mixtral",       "qwen3moe",        "olmoe",        "glm4moe",
+                                    "yarn",          "yarn_exact",      "longrope",     "longrope_near",
+                                    "olmo2",         "granite",         "gemma2",       "smollm3",
+                                    "olmo3",         "exaone4",         "granite4",     "gemma3",
+                                    "phi3",          "gptoss",          "gptoss_mxfp4", "glm4",
+                                    "glm4moe_dense", "glm4moe_groups",  "qwen35",       "lfm2",
+                                    "deepseek3",     "deepseek3_plain", "llmc_llama",   "llmc_nanochat"};
 enum { FAMILIES = sizeof(names) / sizeof(names[0]) };
 
 typedef struct {

@@ -683,6 +683,8 @@ TEST(written) {
         {SMALL, .L = 10, .arch = ARCH_QWEN3, .HS = 128, .window = 9, .windows = {0x55, 1}},
         {SMALL, .L = 3, .arch = ARCH_NANOCHAT, .softcap = 12.5f},
         {SMALL, .L = 3, .arch = ARCH_NANOCHAT},
+        {SMALL, .L = 3, .arch = ARCH_NANOCHAT, .has_scales = 1},
+        {SMALL, .L = 3, .arch = ARCH_LLAMA, .has_scales = 1, .has_values = 1},
         {SMALL, .L = 3, .arch = ARCH_MIXTRAL, .E = 8, .E_used = 2, .window = 9, .windows = {7}},
         {SMALL, .L = 3, .arch = ARCH_QWEN3MOE, .E = 6, .E_used = 3, .F = 16, .window = 9, .windows = {7}},
         {SMALL, .L = 3, .arch = ARCH_QWEN3MOE, .E = 6, .E_used = 3},

@@ -282,6 +282,8 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
         " gathered parts arrived qk_sums word_rows all_logits expert_counts arrived_in "
         "arrived_out arrived_scale darrived_scale arrived_order arrived_first ";
     static const char of_adapters[] = " qkvw_a qkvw_b attprojw_a attprojw_b fcw_a fcw_b fcprojw_a fcprojw_b ";
+    static const char of_additions[] =
+        " scales value_table value_gate dfirst below scaled scale_parts dvalues dvalue_gates value_parts ";
     static char names[256];
     names[0] = '\0';
     for (int i = 0; i < count; i++) {
@@ -290,7 +292,8 @@ static const char* absent_rows(const TensorRow* rows, int count, int has_experts
                                 (!has_after && is_word_of(of_after, rows[i].name)) ||
                                 (!has_latent && is_word_of(of_latents, rows[i].name)) ||
                                 is_word_of(of_mixers, rows[i].name) || is_word_of(of_ranks, rows[i].name) ||
-                                is_word_of(of_adapters, rows[i].name);
+                                is_word_of(of_adapters, rows[i].name) ||
+                                is_word_of(of_additions, rows[i].name);
         EXPECT(!is_absent || (rows[i].layers == 0 && tensor_copy(&rows[i], 2) == 0), "%s", rows[i].name);
         EXPECT(is_absent || !is_left_out, "%s without experts, slices or ranks that divide them",
                rows[i].name);

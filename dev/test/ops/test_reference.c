@@ -418,6 +418,12 @@ TEST(model) {
             cfg.latent.query_rank = 0;
         }
         test_model(cfg, arch == ARCH_NANOCHAT ? 0.01 : 0);
+        if (model_architecture(arch)->has_additions) {
+            cfg.has_scales = 1;
+            test_model(cfg, 0);
+            cfg.has_values = 1, cfg.has_scales = 0, cfg.KV = 2;
+            test_model(cfg, 0);
+        }
     }
 }
 
@@ -441,17 +447,18 @@ static void set_parameters(const RefModel* model) {
     static const struct {
         const char* name;
         int number, is_norm;
-    } of[] = {{"wte", 0, 0},       {"wpe", 1, 0},       {"ln1w", 2, 1},      {"ln1b", 3, 0},
-              {"qkvw", 4, 0},      {"qkvb", 5, 0},      {"qnormw", 6, 1},    {"knormw", 7, 1},
-              {"attprojw", 8, 0},  {"attprojb", 9, 0},  {"ln2w", 10, 1},     {"ln2b", 11, 0},
-              {"routerw", 12, 0},  {"routerb", 13, 0},  {"fcw", 14, 0},      {"fcb", 15, 0},
-              {"fcprojw", 16, 0},  {"fcprojb", 17, 0},  {"sfcw", 18, 0},     {"sfcprojw", 19, 0},
-              {"lnfw", 20, 1},     {"lnfb", 21, 0},     {"head", 22, 0},     {"ln1postw", 23, 1},
-              {"ln2postw", 24, 1}, {"sinks", 25, 0},    {"routerwb", 26, 0}, {"efcw", 14, 0},
-              {"efcb", 15, 0},     {"efcprojw", 16, 0}, {"efcprojb", 17, 0}, {"attgatew", 27, 0},
-              {"mixw", 28, 0},     {"mixzw", 29, 0},    {"mixbaw", 30, 0},   {"mixconvw", 31, 0},
-              {"mixdecay", 32, 0}, {"mixstep", 33, 0},  {"mixnormw", 34, 1}, {"mixoutw", 35, 0},
-              {"lnqw", 36, 1},     {"lnkvw", 37, 1},    {"qupw", 38, 0},     {"kvupw", 39, 0}};
+    } of[] = {{"wte", 0, 0},       {"wpe", 1, 0},          {"ln1w", 2, 1},       {"ln1b", 3, 0},
+              {"qkvw", 4, 0},      {"qkvb", 5, 0},         {"qnormw", 6, 1},     {"knormw", 7, 1},
+              {"attprojw", 8, 0},  {"attprojb", 9, 0},     {"ln2w", 10, 1},      {"ln2b", 11, 0},
+              {"routerw", 12, 0},  {"routerb", 13, 0},     {"fcw", 14, 0},       {"fcb", 15, 0},
+              {"fcprojw", 16, 0},  {"fcprojb", 17, 0},     {"sfcw", 18, 0},      {"sfcprojw", 19, 0},
+              {"lnfw", 20, 1},     {"lnfb", 21, 0},        {"head", 22, 0},      {"ln1postw", 23, 1},
+              {"ln2postw", 24, 1}, {"sinks", 25, 0},       {"routerwb", 26, 0},  {"efcw", 14, 0},
+              {"efcb", 15, 0},     {"efcprojw", 16, 0},    {"efcprojb", 17, 0},  {"attgatew", 27, 0},
+              {"mixw", 28, 0},     {"mixzw", 29, 0},       {"mixbaw", 30, 0},    {"mixconvw", 31, 0},
+              {"mixdecay", 32, 0}, {"mixstep", 33, 0},     {"mixnormw", 34, 1},  {"mixoutw", 35, 0},
+              {"lnqw", 36, 1},     {"lnkvw", 37, 1},       {"qupw", 38, 0},      {"kvupw", 39, 0},
+              {"scales", 40, 0},   {"value_table", 41, 0}, {"value_gate", 42, 0}};
     enum { COUNT = sizeof(of) / sizeof(of[0]) };
     EXPECT((int)COUNT + 2 * ADAPT_MATRICES == (int)MODEL_PARAMETER_ROWS,
            "a parameter without a number; adapters (adapter.h) have none here");

@@ -1247,6 +1247,10 @@ static void test_grids(void) {
     expect_no_grid("-pn 2 -pp 2 --freeze embeddings,blocks[0]",
                    "--pipeline-parallel 2, --freeze embeddings,blocks[0]; wanted "
                    "--pipeline-parallel 1");
+    expect_no_grid("-pn 2 -pp 2 --arch llama --residual-scales on",
+                   "--pipeline-parallel 2, --residual-scales on, with which blocks of all stages");
+    expect_no_grid("-pn 2 -tp 2 --arch llama --value-embeddings on",
+                   "--tensor-parallel 2, --value-embeddings on, whose tables are not cut");
     expect_no_grid("-pn 2 -pp 2 --update-in-backward on",
                    "--pipeline-parallel 2, --update-in-backward on; wanted off");
     expect_no_grid("-pn 2 -pp 2 --pipeline-layers 3,2",
