@@ -671,18 +671,12 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-// Returns the gradient of the bias of the projection into the stream that enters block l, which is a
-// sum of that of the stream; none for the first block of this stage, and with dropout, when it is a
-// sum of that of the branch. Experts have theirs in mlp.cuh.
+// Returns the gradient of the bias of the projection into the stream that enters block l: column
+// sums of the stream's gradient; none for the first block of this stage, and with dropout: then the
+// sums are the branch's own. Experts have theirs in mlp.cuh.
 static Gradient bias_grad_into(const Model* model, int l) {
     Gradient bias = model->gradients[l > 0 ? l - 1 : 0].fcprojb;
     bias.data = l > 0 && model->cfg.E == 0 && model->cfg.dropout == 0 ? bias.data : NULL;
-    return bias;
-}
-
-// Returns `bias` if this is true, else none.
-static Gradient bias_grad_if(int is_there, Gradient bias) {
-    bias.data = is_there ? bias.data : NULL;
     return bias;
 }
 
@@ -725,16 +719,16 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
                          router_statistics_of(model->results.statistics, l, model->cfg.E));
     // dresidual, and its column sums (C): gradients of attprojb, and of fcprojb of the block before
     const int drops = model->cfg.dropout > 0;
-    const BranchGradientsGpu d2 = {{d.ln2w, d.ln2b, own, bias_grad_if(!drops, d.attprojb), own, {}},
+    const BranchGradientsGpu d2 = {{d.ln2w, d.ln2b, own, branch_bias_if(!drops, d.attprojb), own, {}},
                                    d.ln2postw,
-                                   bias_grad_if(drops && model->cfg.E == 0, d.fcprojb),
+                                   branch_bias_if(drops && model->cfg.E == 0, d.fcprojb),
                                    own,
                                    a.dbranch,
                                    a.branch,
                                    &model->norm_scratch};
     BranchGradientsGpu d1 = {{d.ln1w, d.ln1b, own, bias_grad_into(model, l), below, {}},
                              d.ln1postw,
-                             bias_grad_if(drops, d.attprojb),
+                             branch_bias_if(drops, d.attprojb),
                              own,
                              a.dbranch,
                              a.branch,

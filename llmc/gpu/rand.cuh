@@ -4,8 +4,9 @@ rand.cuh -- the random bits of rand.h in kernels.
 #ifndef LLMC_RAND_CUH
 #define LLMC_RAND_CUH
 
+#include <cuda_runtime.h>
+
 #include "llmc/base/rand.h"
-#include "llmc/gpu/gpu.cuh"
 
 // rand_block of rand.h, on the device.
 __device__ inline RandBlock rand_block_gpu(uint64_t seed, uint64_t stream, uint64_t counter) {

@@ -130,6 +130,12 @@ typedef struct {
     NormScratch* scratch;
 } BranchGradientsGpu;
 
+// Returns `bias` if this is true, else none.
+static inline Gradient branch_bias_if(int is_there, Gradient bias) {
+    bias.data = is_there ? bias.data : NULL;
+    return bias;
+}
+
 // Returns the gradient of out, given that of sum: the same array, if nothing is between them.
 static inline const floatX* branch_leave_backward(const BranchGpu* b, const BranchGradientsGpu* d,
                                                   const floatX* dsum) {

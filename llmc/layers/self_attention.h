@@ -16,8 +16,9 @@ If a rank has a part of each sequence, keys and values are gathered before atten
 gradients added up after it (context_parallel.h).
 
 With matmuls in bf16, whole sequences, T and head size multiples of 32, and heads without norms,
-qkv and its gradient are packed as in qkv_bf16.h. Attention with dropout is in fp32. With a cache, keys (with their positions) and
-values are kept, and the tokens of a decoding step see all kept before.
+qkv and its gradient are packed as in qkv_bf16.h. Attention with dropout is in fp32. With a cache,
+keys (with their positions) and values are kept, and the tokens of a decoding step see all kept
+before.
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H

@@ -1,6 +1,6 @@
 /*
-dropout.cuh -- dropout.h on the GPU, on T = float, bf16 or fp16, computed in fp32: a residual sum with
-dropout, which is also its gradient without a residual.
+dropout.cuh -- dropout.h on the GPU, on T = float, bf16 or fp16, computed in fp32: a residual sum
+with dropout, which is also its gradient without a residual.
 */
 #ifndef LLMC_DROPOUT_CUH
 #define LLMC_DROPOUT_CUH
@@ -12,8 +12,7 @@ dropout, which is also its gradient without a residual.
 
 enum { DROPOUT_WIDTH = 4 }; // random words of a block
 
-// A thread computes WIDTH adjacent elements of a row: four, which have one block of random words, or
-// one.
+// A thread computes WIDTH adjacent elements of a row: four, which share random bits, or one.
 // grid   ceil(R C / (256 WIDTH))      block   256      shared   none
 // moves  2 R*C in, R*C out; R*C in without a residual. Bound by memory.
 // order  fixed: no sums

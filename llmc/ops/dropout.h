@@ -28,6 +28,7 @@ weights of attention as in Vaswani et al., 2017.
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "llmc/base/host_device.h"
 #include "llmc/base/rand.h"
@@ -67,7 +68,7 @@ static inline uint64_t dropout_key(uint64_t seed, int64_t update) {
     return key > 0 ? key : 1;
 }
 
-// Return places: of the embeddings; of branch 0 or 1, attention or the MLP, of the block at depth l;
+// Return places: of the embeddings; of branch 0 (attention) or 1 (the MLP) of the block at depth l;
 // of head h of its attention.
 static inline uint32_t dropout_of_embedding(void) { return 0; }
 static inline uint32_t dropout_of_branch(int l, int branch) { return 1 + 2 * (uint32_t)l + (uint32_t)branch; }
@@ -100,12 +101,11 @@ HOST_DEVICE float dropout_factor(const Dropout* d, uint32_t word) {
     return word >= d->threshold ? d->scale : 0.0f;
 }
 
-// Returns the bytes of memory traffic of a pass over n elements, with or without a residual.
-static inline double dropout_bytes(double n, double element_bytes, int has_residual) {
-    return (2 + has_residual) * n * element_bytes;
-}
+// Returns the bytes of memory traffic of a pass over n elements.
+static inline double dropout_bytes(double n, double element_bytes) { return 2 * n * element_bytes; }
 
-// Sets factors[i] to m of row r and column `column` + i, 0 <= i < count; `column` is a multiple of 4.
+// Sets factors[i] to m of row r and column `column` + i, 0 <= i < count. `column` is a multiple of
+// 4.
 void dropout_factors_cpu(float* factors, const Dropout* d, int r, int column, int count);
 
 // Sets row r, `out` (C), to residual + factor m inp; residual may be NULL, and out may be either.
@@ -154,11 +154,15 @@ static void dropout_blocks_(uint32_t words[4][DROPOUT_BLOCKS_], uint64_t key, Dr
 void dropout_factors_cpu(float* factors, const Dropout* d, int r, int column, int count) {
     const DropoutRow at = dropout_row(d, r);
     uint32_t words[4][DROPOUT_BLOCKS_];
+    float m[DROPOUT_WORDS_];
     for (int i = 0; i < count; i += DROPOUT_WORDS_) {
         dropout_blocks_(words, d->batch->key, at, (uint32_t)(column + i) / 4);
-        for (int k = 0; k < int_min(DROPOUT_WORDS_, count - i); k++) {
-            factors[i + k] = dropout_factor(d, words[k % 4][k / 4]);
+        for (int k = 0; k < DROPOUT_BLOCKS_; k++) {
+            for (int w = 0; w < 4; w++) {
+                m[4 * k + w] = dropout_factor(d, words[w][k]);
+            }
         }
+        memcpy(factors + i, m, (size_t)int_min(DROPOUT_WORDS_, count - i) * sizeof(float));
     }
 }
 
