@@ -113,6 +113,22 @@ test_evaluation() {
         [ "$(values val loss saved/log.jsonl | tail -n 1)" = "$(values val loss one/log.jsonl | tail -n 1)" ]
 }
 
+# The frozen base of an adapter has dropout in training; a teacher has none: with the weights of its
+# student and no update yet, they only differ by dropout.
+test_other_models() {
+    local from=(--model one --seq-len 16 --total-batch 256 --steps 2 --eval-every 0 --samples 0 "${exact[@]}" --dropout 0.2)
+    trains 1 adapter "${from[@]}" --lora-rank 2 --batch 2
+    trains 1 adapter_4 "${from[@]}" --lora-rank 2 --batch 4 --recompute 3
+    same_numbers adapter adapter_4
+    trains 1 taught "${from[@]}" --teacher one --batch 2
+    trains 1 taught_4 "${from[@]}" --teacher one --batch 4
+    same_numbers taught taught_4
+    trains 1 alike "${from[@]}" --teacher one --batch 2 --dropout 0
+    check "without dropout a student is its teacher: $(values train kl alike/log.jsonl)" \
+        awk -v same="$(values train kl alike/log.jsonl | head -n 1)" -v other="$(values train kl taught/log.jsonl | head -n 1)" \
+        'BEGIN { exit !(same < 1e-6 && other > 1e-3) }'
+}
+
 test_refused() {
     bad 2 "--dropout 1: wanted" "${run[@]}" --dropout 1
     bad 2 "--dropout -0.1: wanted" "${run[@]}" --dropout -0.1
@@ -127,5 +143,6 @@ test_divided
 test_ranks
 test_resumed
 test_evaluation
+test_other_models
 test_refused
 check_done
