@@ -268,8 +268,8 @@ static inline void cost_branch_backward(const CostWalk* w) {
         cost_add(w, COST_MEMORY, 0, 3 * row_bytes);
     }
     if (model_has_norms_after(w->cfg)) {
-        cost_add(w, COST_NORMS, 0, 3 * row_bytes);                          // dinp is set
-    } else if (model_residual_factor(w->cfg) != 1 && w->cfg.dropout == 0) { // its pass has the factor
+        cost_add(w, COST_NORMS, 0, 3 * row_bytes); // dinp is set
+    } else if (model_residual_factor(w->cfg) != 1 && w->cfg.dropout == 0) {
         cost_add(w, COST_MEMORY, 0, 2 * row_bytes);
     }
     cost_dropout_(w);

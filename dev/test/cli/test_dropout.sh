@@ -129,6 +129,18 @@ test_other_models() {
         'BEGIN { exit !(same < 1e-6 && other > 1e-3) }'
 }
 
+# A model's config.json turns nothing on; a note says so.
+test_note() {
+    local from=(--model "$fixtures/dropout/gpt2" --train-data "$fixtures/models/tokens.bin" --val-data "$fixtures/models/tokens.bin" --seq-len 13
+        --batch 2 --total-batch 26 --steps 1 --eval-every 0 --samples 0 "${exact[@]}")
+    trains 1 without "${from[@]}"
+    check "a note on dropout" grep -q 'config.json sets dropout to 0.1, which training takes from --dropout only' without.txt
+    trains 1 zero "${from[@]}" --dropout 0
+    same_numbers without zero
+    trains 1 with "${from[@]}" --dropout 0.1
+    check "no note on dropout" [ "$(grep -c 'sets dropout' with.txt)" = 0 ]
+}
+
 test_refused() {
     bad 2 "--dropout 1: wanted" "${run[@]}" --dropout 1
     bad 2 "--dropout -0.1: wanted" "${run[@]}" --dropout -0.1
@@ -144,5 +156,6 @@ test_ranks
 test_resumed
 test_evaluation
 test_other_models
+test_note
 test_refused
 check_done
