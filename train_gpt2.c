@@ -42,6 +42,7 @@ struct Model {
     float z_loss;               // --z-loss
     RouterLosses router_losses; // --router-balance, --router-z; dloss is that of the pass
     float targets_per_token;    // of the pass's update (counted.h)
+    DropoutBatch random;        // of the pass, in training
     RecomputeLevel recompute;   // which activations the backward pass computes again
     Freeze freeze;              // which parameters training leaves unchanged
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
@@ -394,7 +395,8 @@ static void forward_pass(Model* model, const Pass* pass) {
 
 static Pass batch_pass(const Model* model, Batch batch) {
     assert(batch.B * batch.T <= model->N && batch_length(batch) <= model->T);
-    return pass_of_batch(batch, &model->acts, model->activation_rows, &model->targets_per_token);
+    return pass_of_batch(batch, &model->acts, model->activation_rows, &model->targets_per_token,
+                         batch.random ? &model->random : NULL);
 }
 
 static void model_forward(Model* model, Batch batch) {
@@ -501,7 +503,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     float* apart = zero_embedding_gradient_cpu(&model->zero); // NULL: joined
     const EmbeddingSizes sizes = {
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
-    if (d.wte || apart) {
+    if (d.wte || d.wpe || apart) {
         const LayerPass first = layer_at(model, 0, pass);
         stream_leave_backward_cpu(a, (size_t)tensor_rows(tensor.cut).count * (size_t)cfg.C);
         linear_embedding_backward_cpu(a->dresidual, &first);
@@ -548,6 +550,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     const Pass pass = batch_pass(model, batch);
     model->router_losses.dloss = dloss;
     model->targets_per_token = batch_targets_per_token(&batch);
+    model->random = pass_random(batch);
     pass_window_starts_cpu(model->window_starts, &pass, model->window);
     if (model_has_last(cfg)) {
         head_backward(model, &pass, dloss, mode);
@@ -588,6 +591,7 @@ static void stage_end(Model* model) { stage_leave_cpu(&model->stage, &model->gro
 // Forward on the batch of a micro-step. Adds the time to the report.
 static void micro_step_forward(Model* model, Batch batch, RankReport* report) {
     const double start_s = time_now_s();
+    model->random = pass_random(batch);
     model_forward(model, batch);
     teacher_forward(model, batch);
     report->pace_s += time_now_s() - start_s;

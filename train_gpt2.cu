@@ -460,9 +460,11 @@ static Batch model_push(Model* model, Batch batch) {
         return batch;
     }
     const float targets_per_token = batch_targets_per_token(&batch);
+    const DropoutBatch random = pass_random(batch);
+    static_assert(sizeof(random) == BATCH_RANDOM * sizeof(int), "its room in the queue");
     batch_queue_push(&model->batches,
                      BatchArrays{batch.inputs, batch.targets, batch.starts, batch.lengths, batch.sources,
-                                 &targets_per_token},
+                                 &targets_per_token, batch.random ? &random : NULL},
                      (size_t)batch.B * batch.T, (size_t)batch.B);
     const BatchArrays* pushed = &model->batches.batch;
     batch.inputs = pushed->tokens;
@@ -607,7 +609,9 @@ static void forward_pass(Model* model, const Pass* pass) {
 // Returns the pass over a batch of model_push.
 static Pass batch_pass(const Model* model, Batch batch) {
     assert(batch.B * batch.T <= model->N && batch_length(batch) <= model->T);
-    return pass_of_batch(batch, &model->acts, model->activation_rows, model->batches.batch.targets_per_token);
+    const BatchArrays* pushed = &model->batches.batch;
+    return pass_of_batch(batch, &model->acts, model->activation_rows, pushed->targets_per_token,
+                         (const DropoutBatch*)pushed->random);
 }
 
 static void model_forward(Model* model, Batch batch) {
@@ -675,11 +679,12 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
     }
 }
 
-// Returns the gradient of the bias of the projection into the stream that enters block l; none for
-// the first block of this stage. Experts have theirs in mlp.cuh.
+// Returns the gradient of the bias of the projection into the stream that enters block l: column
+// sums of the stream's gradient; none for the first block of this stage, and with dropout: then the
+// sums are the branch's own. Experts have theirs in mlp.cuh.
 static Gradient bias_grad_into(const Model* model, int l) {
     Gradient bias = model->gradients[l > 0 ? l - 1 : 0].fcprojb;
-    bias.data = l > 0 && model->cfg.E == 0 ? bias.data : NULL;
+    bias.data = l > 0 && model->cfg.E == 0 && model->cfg.dropout == 0 ? bias.data : NULL;
     return bias;
 }
 
@@ -723,11 +728,20 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
         mlp_gradients_of(&d, &a, own, zero_neighbor_elements(&model->map, l), model->router_losses,
                          router_statistics_of(model->results.statistics, l, model->cfg.E));
     // dresidual, and its column sums (C): gradients of attprojb, and of fcprojb of the block before
-    const BranchGradientsGpu d2 = {
-        {d.ln2w, d.ln2b, own, d.attprojb, own, {}}, d.ln2postw, a.dbranch, &model->norm_scratch};
+    const int drops = model->cfg.dropout > 0;
+    const BranchGradientsGpu d2 = {{d.ln2w, d.ln2b, own, branch_bias_if(!drops, d.attprojb), own, {}},
+                                   d.ln2postw,
+                                   branch_bias_if(drops && model->cfg.E == 0, d.fcprojb),
+                                   own,
+                                   a.dbranch,
+                                   a.branch,
+                                   &model->norm_scratch};
     BranchGradientsGpu d1 = {{d.ln1w, d.ln1b, own, bias_grad_into(model, l), below, {}},
                              d.ln1postw,
+                             branch_bias_if(drops, d.attprojb),
+                             own,
                              a.dbranch,
+                             a.branch,
                              &model->norm_scratch};
     block_recompute(&b, model->recompute);
     zero_clear_unset(&model->zero, l);
@@ -752,7 +766,7 @@ static void embeddings_backward(Model* model, const Pass* pass, GradientMode mod
     const EmbeddingSizes sizes = {
         pass->B, pass->T, cfg.C, cfg.Vp, cfg.max_T, pass->positions.chunks, tensor.cut.rank * cfg.Vp};
     const int is_trained = d.wte.data || apart.data;
-    if (is_trained) {
+    if (is_trained || d.wpe.data) {
         const LayerPassGpu first = layer_at(model, 0, pass);
         stream_leave_backward(a, (size_t)tensor_rows(tensor.cut).count * cfg.C, &model->gpu);
         linear_embedding_backward(a->dresidual, &first);
@@ -927,6 +941,8 @@ static void choose_matmuls(Model* model) {
     batch.T = N / model->B;
     batch.chunks = grid_chunks(&model->groups.grid);
     batch.counted = N;
+    batch.pieces = 1;
+    batch.random = 1; // dropout, if the run has any
     MicroSteps steps = zero_micro_steps(&model->zero.plan, (int64_t)count * ranks * model->B, model->B);
     linear_trains(&model->linear);
     for (MicroStep step; micro_steps_next(&steps, &step);) {

@@ -221,6 +221,7 @@ typedef struct {
     Real scale;        // of scores; 0: 1 / sqrt(HS)
     Real cap;          // of scores; 0: none
     const Real* sinks; // (NH), or NULL
+    const Real* drop;  // (B, NH, T, T) dropout's factors of probabilities, or NULL
 } RefHeads;
 
 typedef struct {
@@ -411,6 +412,9 @@ static inline void ref_rope_backward(Real* dinp, const Real* dout, RefRope rope,
 //     lse[t]      = log(sum_u exp(score[t][u]))      p[t][u] = exp(score[t][u] - lse[t])
 //     out[t]      = sum_u p[t][u] v[u]
 //
+// Dropout of probabilities has factors m[t][u], 0 or 1 / (1 - its probability): Srivastava et al.,
+// 2014. p m takes the place of p in out and dv, and m (dout[t] . v[u]) that of the product in ds.
+//
 // A sink s of a head adds exp(s) to the sum in lse; it has no value. OpenAI, 2025
 //
 //     ds = - sum_t exp(s - lse[t]) dout[t] . out[t]
@@ -436,6 +440,11 @@ static inline Real ref_scale_(RefHeads heads) { return heads.scale > 0 ? heads.s
 static inline Real ref_score_(const Real* q, const Real* k, RefHeads heads) {
     const Real score = ref_scale_(heads) * ref_dot_(q, k, heads.HS);
     return heads.cap > 0 ? heads.cap * tanh(score / heads.cap) : score;
+}
+
+// Returns dropout's factor of key u for query i of (B, NH, T).
+static inline Real ref_drop_(RefHeads heads, size_t i, size_t u) {
+    return heads.drop ? heads.drop[i * heads.T + u] : 1;
 }
 
 // Returns the derivative of a score by q . k.
@@ -485,9 +494,9 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
             o[d] = 0;
         }
         for (size_t u = at.start; u <= at.t; u++) {
-            const Real p = exp(ref_score_(q, k + u * at.row, heads) - lse[i]);
+            const Real p = exp(ref_score_(q, k + u * at.row, heads) - lse[i]), m = ref_drop_(heads, i, u);
             for (size_t d = 0; d < HS; d++) {
-                o[d] += p * v[u * at.row + d];
+                o[d] += p * m * v[u * at.row + d];
             }
         }
     }
@@ -510,12 +519,13 @@ static inline void ref_attention_backward(Real* dqkv, Real* dsinks, const Real* 
         }
         for (size_t u = at.start; u <= at.t; u++) {
             const size_t row = u * at.row;
-            const Real score = ref_score_(q, k + row, heads), p = exp(score - lse[i]);
-            const Real ds = p * (ref_dot_(d_o, v + row, HS) - average) * ref_score_slope_(score, heads);
+            const Real score = ref_score_(q, k + row, heads), p = exp(score - lse[i]),
+                       m = ref_drop_(heads, i, u);
+            const Real ds = p * (m * ref_dot_(d_o, v + row, HS) - average) * ref_score_slope_(score, heads);
             for (size_t d = 0; d < HS; d++) {
                 dq[d] += ds * k[row + d];
                 dk[row + d] += ds * q[d];
-                dv[row + d] += p * d_o[d];
+                dv[row + d] += p * m * d_o[d];
             }
         }
     }

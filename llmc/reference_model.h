@@ -348,7 +348,8 @@ static inline RefHeads ref_heads_(const RefModel* m, const RefParameters* p, int
                       (size_t)model_window(m->cfg, l),
                       m->cfg.attention_scale,
                       m->cfg.attention_softcap,
-                      p->sinks};
+                      p->sinks,
+                      NULL};
 }
 static inline RefHeadNorm ref_head_norm_(const RefModel* m, const RefParameters* p, const RefActivations* a) {
     return (RefHeadNorm){m->sizes.kinds->heads,

@@ -130,7 +130,7 @@ reading_with() {
 # Rooms without vectors are tested with the address sanitizer; here only by `make check` and `rest`.
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
-    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,misuse,teacher,adapter,kill,experts,watch,answers,examples,allocations.short} crossings \
+    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,dropout,misuse,teacher,adapter,kill,experts,watch,answers,examples,allocations.short} crossings \
         $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline) $(reading_with plain)
 }
 variant_asan() {
@@ -196,7 +196,7 @@ test_sim_trainer() {
         # shellcheck disable=SC2046 # names without blanks
         case $precision in
         BF16) printf '%s\n' build/sim/BF16/cli_families build/sim/cli_experts $(quarter build/sim/cli_ranks) $(quarter build/sim/cli_pipeline) ;;
-        FP32) printf '%s\n' build/sim/FP32/cli_families build/sim/cli_{sim,generate} ;;
+        FP32) printf '%s\n' build/sim/FP32/cli_families build/sim/cli_{dropout,sim,generate} ;;
         esac
     done
 }

@@ -65,6 +65,9 @@ typedef struct {
     // (sources) how many of `counted` each has, on the host
     const int* counted_of_source;
     RowCounts update; // of the whole step, the same on all ranks; zeros if they are not counted
+    int64_t first;    // number of its first row in the step
+    int pieces;       // sequences that each row is cut into
+    uint64_t random;  // key of the step's random numbers, in training (dropout.h); 0: none
 } Batch;
 
 // Returns W, the length of the sequences of a batch.
@@ -343,6 +346,7 @@ static void dataloader_cut_(const Dataloader* loader, Batch* slot) {
     }
     slot->B *= T / length;
     slot->T = length;
+    slot->pieces = T / length;
 }
 
 // Cuts rows of W tokens down to the rank's chunks, in place.
@@ -403,6 +407,8 @@ static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ a
     const int64_t k = at.micro_step * loader->settings.num_processes + loader->settings.rank;
     const uint64_t p = dataloader_begin_(loader, at.first, k);
     slot->B = (int)(dataloader_begin_(loader, at.first, k + 1) - p);
+    slot->first = (int64_t)(p - at.first);
+    slot->pieces = 1;
     loader->are_full[slot - loader->slot] = (char)dataloader_are_full_(loader, at);
     DataloaderFilling_ filling = {loader, slot, at, p};
     const void* where;

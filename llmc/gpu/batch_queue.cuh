@@ -7,9 +7,10 @@ while the GPU works on earlier ones.
     lengths                    (capacity)         int32: of sequences, at most one for each token
     sources                    (capacity)         int32: of each sequence, of the training data
     targets_per_token          (1)                fp32 (counted.h)
+    random                     (BATCH_RANDOM)     words of random numbers in training (dropout.h)
 
 `batch` has them on the GPU, at fixed addresses: valid for work queued on gpu->stream between one
-push and the next; the last four are NULL if the last push had none.
+push and the next; the last five are NULL if the last push had none.
 
 The host waits only in batch_queue_push, and only for the batch BATCH_SLOTS pushes ago.
 */
@@ -18,11 +19,12 @@ The host waits only in batch_queue_push, and only for the batch BATCH_SLOTS push
 
 #include "llmc/gpu/gpu.cuh"
 
-enum { BATCH_SLOTS = 3, BATCH_ARRAYS = 6 };
+enum { BATCH_SLOTS = 3, BATCH_ARRAYS = 7, BATCH_RANDOM = 6 };
 
 typedef struct {
     const int *tokens, *targets, *starts, *lengths, *sources;
     const float* targets_per_token;
+    const void* random;
 } BatchArrays;
 
 typedef struct {
@@ -30,7 +32,7 @@ typedef struct {
     cudaStream_t stream;       // stream of the copies
     size_t capacity;           // in tokens
     int ranks;                 // that share the sequences
-    int* memory[BATCH_ARRAYS]; // on the GPU; the float is copied as an int
+    int* memory[BATCH_ARRAYS]; // on the GPU; all is copied as ints
     BatchArrays batch;
     int *pinned[BATCH_SLOTS], *staging[BATCH_SLOTS];     // all arrays, on the host; on the GPU
     cudaEvent_t arrived[BATCH_SLOTS], used[BATCH_SLOTS]; // copied into staging; staging free again
@@ -42,7 +44,8 @@ typedef struct {
 static inline void batch_queue_open(BatchQueue* queue, Memory* memory, size_t capacity, int ranks,
                                     const Gpu* gpu) {
     const char* kind = "scratch: batches";
-    const size_t counts[BATCH_ARRAYS] = {capacity, capacity, capacity * (size_t)ranks, capacity, capacity, 1};
+    const size_t counts[BATCH_ARRAYS] = {capacity, capacity,    capacity * (size_t)ranks, capacity, capacity,
+                                         1,        BATCH_RANDOM};
     size_t bytes = 0;
     memset(queue, 0, sizeof(*queue));
     queue->gpu = gpu;
@@ -88,8 +91,10 @@ static inline void batch_queue_send_(BatchQueue* queue, int slot, size_t end) {
 static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t count, size_t sequences) {
     const void* const arrays[BATCH_ARRAYS] = {host.tokens,  host.targets ? host.targets : host.tokens,
                                               host.starts,  host.lengths,
-                                              host.sources, host.targets_per_token};
-    const size_t counts[BATCH_ARRAYS] = {count, count, count * (size_t)queue->ranks, sequences, sequences, 1};
+                                              host.sources, host.targets_per_token,
+                                              host.random};
+    const size_t counts[BATCH_ARRAYS] = {
+        count, count, count * (size_t)queue->ranks, sequences, sequences, 1, BATCH_RANDOM};
     const int slot = queue->next;
     size_t bytes[BATCH_ARRAYS], end = 0;
     assert(count <= queue->capacity);
@@ -117,7 +122,8 @@ static inline void batch_queue_push(BatchQueue* queue, BatchArrays host, size_t 
                                host.starts ? queue->memory[2] : NULL,
                                host.lengths ? queue->memory[3] : NULL,
                                host.sources ? queue->memory[4] : NULL,
-                               host.targets_per_token ? (const float*)(const void*)queue->memory[5] : NULL};
+                               host.targets_per_token ? (const float*)(const void*)queue->memory[5] : NULL,
+                               host.random ? queue->memory[6] : NULL};
     CUDA_CHECK(cudaEventRecord(queue->used[slot], queue->gpu->stream));
 }
 

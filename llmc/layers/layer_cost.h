@@ -23,6 +23,7 @@ The activation counts as a pass of its own, even where a GPU fuses it into a mat
 #include "llmc/ops/attention.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/ops/distill.h"
+#include "llmc/ops/dropout.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/norm.h"
@@ -190,9 +191,11 @@ static inline void cost_linear_backward_(const CostWalk* w, size_t weight, size_
     }
 }
 
-// Adds a projection into the residual stream. With a norm after it, or a factor, it is added apart.
+// Adds a projection into the residual stream. With a norm after it, a factor or dropout it is added
+// apart.
 static inline void cost_residual_(const CostWalk* w, size_t weight) {
-    const int is_apart = model_has_norms_after(w->cfg) || model_residual_factor(w->cfg) != 1;
+    const int is_apart =
+        model_has_norms_after(w->cfg) || model_residual_factor(w->cfg) != 1 || w->cfg.dropout > 0;
     cost_linear_(w, weight);
     if (!w->is_fused || is_apart) {
         cost_add(w, model_has_norms_after(w->cfg) ? COST_NORMS : COST_MEMORY, 0,
@@ -207,11 +210,19 @@ static inline void cost_sum_of_parts(const CostWalk* w) {
     }
 }
 
-// Adds a pass over the embeddings, if they have a factor.
+// Adds a pass of dropout over the stream, in place or into a tensor of its own, if there is any.
+static inline void cost_dropout_(const CostWalk* w) {
+    if (w->cfg.dropout > 0) {
+        cost_add(w, COST_MEMORY, 0, dropout_bytes(w->stream * w->cfg.C, w->size));
+    }
+}
+
+// Adds passes over the embeddings, if they have a factor, and dropout.
 static inline void cost_embedding_factor_(const CostWalk* w) {
     if (model_embedding_factor(w->cfg) != 1) {
         cost_add(w, COST_MEMORY, 0, 2 * w->stream * w->cfg.C * w->size);
     }
+    cost_dropout_(w);
 }
 
 static inline void cost_embedding(const CostWalk* w) {
@@ -273,9 +284,10 @@ static inline void cost_branch_backward(const CostWalk* w) {
     }
     if (model_has_norms_after(w->cfg)) {
         cost_add(w, COST_NORMS, 0, 3 * row_bytes); // dinp is set
-    } else if (model_residual_factor(w->cfg) != 1) {
+    } else if (model_residual_factor(w->cfg) != 1 && w->cfg.dropout == 0) {
         cost_add(w, COST_MEMORY, 0, 2 * row_bytes);
     }
+    cost_dropout_(w);
 }
 
 // ---- self_attention.h, with the projection after it ----

@@ -37,6 +37,7 @@ and the others follow it. They read blocks of 8 bits one expert at a time.
 #include "llmc/ops/embedding.cuh"
 #include "llmc/ops/activation.cuh"
 #include "llmc/ops/adapter.cuh"
+#include "llmc/ops/dropout.cuh"
 #include "llmc/ops/expert_matmul.cuh"
 #include "llmc/model/model.h"
 #include "llmc/ops/matmul.cuh"
@@ -89,6 +90,12 @@ typedef struct {
     TensorParallelGpu tensor;
     LinearGpu* linear;
 } LayerPassGpu;
+
+// Return the depth of the layer in the whole model; and the dropout of a tensor of the stream.
+static inline int layer_depth(const LayerPassGpu* layer) { return layer->cfg.part.first_layer + layer->l; }
+static inline Dropout layer_dropout(const LayerPassGpu* layer, uint32_t place) {
+    return pass_dropout(layer->pass, layer->cfg.dropout, place, tensor_rows(layer->tensor.cut).first);
+}
 
 // Returns a norm of the layer's residual stream, of the R rows that this rank has.
 static inline NormGpu<floatX> layer_norm(const LayerPassGpu* layer, const floatX* weight, const floatX* bias,
@@ -615,9 +622,8 @@ static inline float linear_embedding_factor_(ModelConfig cfg) {
     return is_root ? to_float(from_float<floatX>(factor)) : factor;
 }
 
-// Sets encoded (R, C), the residual stream that enters the first block, from the embeddings of
-// tokens and of positions. Collective.
-static inline void linear_embedding(const LayerPassGpu* layer) {
+// Sets encoded (R, C) from the embeddings of tokens and of positions. Collective.
+static inline void linear_embedding_sum_(const LayerPassGpu* layer) {
     const Pass* pass = layer->pass;
     const ModelActivations* a = &layer->a;
     if (tensor_is_cut(layer->tensor.cut)) {
@@ -637,11 +643,31 @@ static inline void linear_embedding(const LayerPassGpu* layer) {
     }
 }
 
-// Turns dencoded (R, C), the gradient of encoded, into that of the sum of embeddings, in place.
+// Applies dropout to x (R, C), encoded or its gradient, in place.
+static inline void linear_embedding_dropout_(floatX* x, const LayerPassGpu* layer) {
+    const Dropout dropout = layer_dropout(layer, dropout_of_embedding());
+    if (dropout_is_on(&dropout)) {
+        dropout_sum(x, (const floatX*)NULL, (const floatX*)x, &dropout, 1,
+                    tensor_rows(layer->tensor.cut).count, layer->cfg.C, layer->linear->gpu);
+    }
+}
+
+// Sets encoded (R, C), the residual stream that enters the first block. Collective.
+static inline void linear_embedding(const LayerPassGpu* layer) {
+    linear_embedding_sum_(layer);
+    linear_embedding_dropout_(layer->a.encoded, layer);
+}
+
+// Turns dencoded (R, C), the gradient of encoded, into that of the sum of embeddings, in place. A
+// norm needs encoded without dropout: it is set again. Collective.
 static inline void linear_embedding_backward(floatX* dencoded, const LayerPassGpu* layer) {
     const ModelActivations* a = &layer->a;
     const int R = tensor_rows(layer->tensor.cut).count, C = layer->cfg.C;
     const float factor = linear_embedding_factor_(layer->cfg);
+    linear_embedding_dropout_(dencoded, layer);
+    if (a->encoded_rstd && layer->pass->dropout && layer->cfg.dropout > 0) {
+        linear_embedding_sum_(layer);
+    }
     if (a->encoded_rstd) {
         norm_unit_backward(dencoded, (const floatX*)a->encoded, a->encoded_rstd, R, C, layer->linear->gpu);
     }

@@ -63,6 +63,12 @@ typedef struct {
     Linear* linear;
 } LayerPass;
 
+// Return the depth of the layer in the whole model; and the dropout of a tensor of the stream.
+static inline int layer_depth(const LayerPass* layer) { return layer->cfg.part.first_layer + layer->l; }
+static inline Dropout layer_dropout(const LayerPass* layer, uint32_t place) {
+    return pass_dropout(layer->pass, layer->cfg.dropout, place, tensor_rows(layer->tensor.cut).first);
+}
+
 // Returns a norm of the layer's residual stream, of the R rows that this rank has.
 static inline Norm layer_norm(const LayerPass* layer, const float* weight, const float* bias, float* mean,
                               float* rstd) {
@@ -322,9 +328,8 @@ static inline void linear_embedding_cut_(const LayerPass* layer) {
     }
 }
 
-// Sets encoded (R, C), the residual stream that enters the first block, from the embeddings of
-// tokens and of positions. Collective.
-static inline void linear_embedding_cpu(const LayerPass* layer) {
+// Sets encoded (R, C) from the embeddings of tokens and of positions. Collective.
+static inline void linear_embedding_sum_(const LayerPass* layer) {
     const Pass* pass = layer->pass;
     const ModelActivations* a = &layer->a;
     if (tensor_is_cut(layer->tensor.cut)) {
@@ -343,11 +348,30 @@ static inline void linear_embedding_cpu(const LayerPass* layer) {
     }
 }
 
-// Turns dencoded (R, C), the gradient of encoded, into that of the sum of embeddings, in place.
+// Applies dropout to x (R, C), encoded or its gradient, in place.
+static inline void linear_embedding_dropout_(float* x, const LayerPass* layer) {
+    const Dropout dropout = layer_dropout(layer, dropout_of_embedding());
+    if (dropout_is_on(&dropout)) {
+        dropout_cpu(x, x, &dropout, 1, tensor_rows(layer->tensor.cut).count, layer->cfg.C);
+    }
+}
+
+// Sets encoded (R, C), the residual stream that enters the first block. Collective.
+static inline void linear_embedding_cpu(const LayerPass* layer) {
+    linear_embedding_sum_(layer);
+    linear_embedding_dropout_(layer->a.encoded, layer);
+}
+
+// Turns dencoded (R, C), the gradient of encoded, into that of the sum of embeddings, in place. A
+// norm needs encoded without dropout: it is set again. Collective.
 static inline void linear_embedding_backward_cpu(float* dencoded, const LayerPass* layer) {
     const ModelActivations* a = &layer->a;
     const int R = tensor_rows(layer->tensor.cut).count, C = layer->cfg.C;
     const float factor = model_embedding_factor(layer->cfg);
+    linear_embedding_dropout_(dencoded, layer);
+    if (a->encoded_rstd && layer->pass->dropout && layer->cfg.dropout > 0) {
+        linear_embedding_sum_(layer);
+    }
     if (a->encoded_rstd) {
         norm_unit_backward_cpu(dencoded, a->encoded, a->encoded_rstd, R, C);
     }

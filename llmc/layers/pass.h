@@ -14,6 +14,7 @@ on the CPU and the GPU.
 #include "llmc/data/dataloader.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/counted.h"
+#include "llmc/ops/dropout.h"
 #include "llmc/ops/embedding.h"
 
 typedef struct {
@@ -30,12 +31,20 @@ typedef struct {
     // tokens of a sequence that the cache has room for; 0: no cache
     int cached;
     int sequence; // prefill: its place in the cache
+    // of a pass in training, where the model is; NULL: no dropout
+    const DropoutBatch* dropout;
 } Pass;
+
+// Returns the random numbers for a batch, which has them in training (Batch.random).
+static inline DropoutBatch pass_random(Batch batch) {
+    const DropoutBatch random = {batch.random, batch.first, batch.pieces};
+    return random;
+}
 
 // Returns the pass over a batch, whose arrays are where the model is. Positions count from the
 // first token of each sequence.
 static inline Pass pass_of_batch(Batch batch, const ModelActivations* acts, const TensorRow* rows,
-                                 const float* targets_per_token) {
+                                 const float* targets_per_token, const DropoutBatch* dropout) {
     const EmbeddingPositions positions = {NULL, NULL, batch.chunks};
     const Pass pass = {batch.inputs,
                        batch.targets,
@@ -48,11 +57,17 @@ static inline Pass pass_of_batch(Batch batch, const ModelActivations* acts, cons
                        acts,
                        rows,
                        0,
-                       0};
+                       0,
+                       dropout};
     return pass;
 }
 
 static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }
+
+// Returns the dropout of a tensor whose row 0 is token `first` of the pass.
+static inline Dropout pass_dropout(const Pass* pass, float p, uint32_t place, int first) {
+    return dropout_open(pass->dropout, p, place, pass->positions.chunks, pass->T, first);
+}
 
 // Returns true for a step of decoding: row r is a token of sequence r.
 static inline int pass_is_step(const Pass* pass) { return pass->cached && pass->positions.given; }

@@ -18,8 +18,9 @@ If a rank has a part of each sequence, keys and values are gathered before atten
 gradients added up after it (context_parallel.h).
 
 With matmuls in bf16, whole sequences, T and head size multiples of 32, and heads without norms,
-qkv and its gradient are packed as in qkv_bf16.h. With a cache, keys (with their positions) and
-values are kept, and the tokens of a decoding step see all kept before.
+qkv and its gradient are packed as in qkv_bf16.h. Attention with dropout is in fp32. With a cache,
+keys (with their positions) and values are kept, and the tokens of a decoding step see all kept
+before.
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H
@@ -82,7 +83,7 @@ static inline void attention_either_backward_cpu(const AttentionGradients* d, co
 static inline void self_attention_open(Attention* a, Memory* memory, int is_bf16, ModelConfig cfg,
                                        AttentionSizes sizes, Group* context) {
     const int W = attention_keys(sizes);
-    attention_either_open(a, memory, is_bf16, W, sizes.HS);
+    attention_either_open(a, memory, is_bf16 && cfg.attention_dropout == 0, W, sizes.HS);
     attention_config_open_ropes(&a->ropes, memory, cfg, W, rope_open);
     context_open_cpu(&a->context, memory, sizes, context);
     if (model_has_latent(cfg)) {
@@ -108,6 +109,7 @@ typedef struct {
     AttentionCache cache; // keys and values that are kept; no data: none
     int sequence;         // prefill: its place in the cache
     const int* positions; // decode: of each row; else NULL
+    Dropout dropout;      // of the weights of this rank's heads
     Linear* linear;
     Attention* attention;
 } SelfAttention;
@@ -121,6 +123,13 @@ static inline ValueEmbedding self_attention_values_of_(const LayerPass* layer) {
                             .gate = p->value_gate,
                             .table = p->value_gate ? p->value_table + first : NULL,
                             .tokens = layer->pass->inputs};
+}
+
+// Returns the dropout of the weights of a layer's heads, which tensor ranks divide.
+static inline Dropout self_attention_dropout_(const LayerPass* layer) {
+    const int first = layer->cfg.part.tensor_rank * layer->cfg.NH;
+    return pass_dropout(layer->pass, layer->cfg.attention_dropout, dropout_of_head(layer_depth(layer), first),
+                        0);
 }
 
 // Returns the attention of a layer; `window_starts` are for layers with a window.
@@ -165,6 +174,7 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
                            .cache = {pass->cached ? a->kv : NULL, pass->cached},
                            .sequence = pass->sequence,
                            .positions = positions,
+                           .dropout = self_attention_dropout_(layer),
                            .linear = layer->linear,
                            .attention = attention};
 }
@@ -173,7 +183,7 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
 static inline int self_attention_is_divided_(const SelfAttention* a) { return a->sizes.chunks.last > 0; }
 
 static inline int self_attention_is_packed_(const SelfAttention* a) {
-    return a->linear->is_bf16 && !a->cache.data && !self_attention_is_divided_(a) &&
+    return a->linear->is_bf16 && a->attention->is_bf16 && !a->cache.data && !self_attention_is_divided_(a) &&
            !weight_has_adapter(&a->weight.adapter) && !heads_parts(a->heads.kind).has_norm &&
            !latents_are_there(&a->latents) && !a->values.gate && attention_bf16_fits(a->sizes.T, a->sizes.HS);
 }
@@ -185,7 +195,7 @@ static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
 
 // Returns the pass of attention; kv are gathered keys, or NULL.
 static inline AttentionPass self_attention_pass_(const SelfAttention* a, const float* kv) {
-    return (AttentionPass){a->sizes, a->starts, a->qkv, kv, a->atty, a->lse};
+    return (AttentionPass){a->sizes, a->starts, a->qkv, kv, a->atty, a->lse, a->dropout};
 }
 
 static inline LatentCache self_attention_latents_(const SelfAttention* a) {

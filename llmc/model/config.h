@@ -236,6 +236,8 @@ typedef struct {
     InitialWeights initial;             // random weights; files do not have it
     ModelPart part;                     // of a larger model; files do not have it
     ModelAdapter adapter;               // files of the model do not have it
+    // probabilities of dropout in training (dropout.h); files of the model do not have them
+    float dropout, attention_dropout;
 } ModelConfig;
 
 // Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of

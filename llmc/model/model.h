@@ -176,7 +176,7 @@ typedef enum {
   X(mix_state,  MIXED, cfg.L,  caches, NEVER, w.mix_state,        float,   LIVE_PASS)  /* and the states of the delta rule */ \
   X(losses,     ALL, 1,      trained, BLOCK, w.is_last,          float,   LIVE_PASS)   /* nats, per token */ \
   X(branch,     ALL, 1,      R,      BLOCK, w.branch,            floatX,  LIVE_PASS)  /* output of attention or MLP, added to the stream; and its gradient, or that of atty */ \
-  X(dbranch,    ALL, 1,      trained_R, BLOCK, w.dbranch,         floatX,  LIVE_PASS)  /* gradient of that output, if it has a norm or a factor */ \
+  X(dbranch,    ALL, 1,      trained_R, BLOCK, w.dbranch,         floatX,  LIVE_PASS)  /* gradient of that output, if it has a norm, a factor or dropout */ \
   X(gathered,   ALL, 1,      2 * trained, BLOCK, w.cut_C, floatX, LIVE_PASS) /* two tensors of the stream, of all tokens */ \
   X(parts,      ALL, 1,      N,     BLOCK, w.cut_C,           floatX,  LIVE_PASS)  /* matmul of this rank, a part of a sum */ \
   X(arrived,    ALL, 1,      traveling, BLOCK, w.cut_C,  floatX,  LIVE_PASS)  /* parts of all tensor ranks, of this rank's tokens */ \
@@ -368,7 +368,7 @@ static inline ModelWidths model_widths(ModelConfig cfg) {
     w.norm = norm.has_weight * w.before_C;
     w.norm_bias = norm.has_bias * w.before_C;
     w.norm_after = norm.has_weight * w.after_C;
-    w.dbranch = w.after || model_residual_factor(cfg) != 1 ? cfg.C : 0;
+    w.dbranch = w.after || model_residual_factor(cfg) != 1 || cfg.dropout > 0 ? cfg.C : 0;
     w.last_norm = model_has_last(cfg) && norm.has_weight ? cfg.C : 0;
     w.last_norm_bias = model_has_last(cfg) && norm.has_bias ? cfg.C : 0;
     w.qkv_bias = kinds->biases == BIASES_NONE ? 0 : w.QKV;

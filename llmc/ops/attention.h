@@ -6,12 +6,13 @@ attention.h -- causal multi-head self-attention: the contract, and the CPU versi
     s[t][u]  = q[t] . k[u] / root               starts[t] <= u <= t
                with a cap: cap c[t][u], c[t][u] = tanh(q[t] . k[u] / (cap root))
     p[t]     = softmax(s[t])                    lse[t] = log sum_u exp(s[t][u])
-    out[t]   = sum_u p[t][u] v[u]
+    out[t]   = sum_u p[t][u] v[u]               with dropout: p m, as below (dropout.h)
 
     dp[t][u] = dout[t] . v[u]                   delta[t] = dout[t] . out[t]
     ds       = p (dp - delta) / root            with a cap: times 1 - c^2
     dq[t]    = sum_u ds[t][u] k[u]     dk[u] = sum_t ds[t][u] q[t]     dv[u] = sum_t p[t][u] dout[t]
                dk and dv are also summed over the heads of the group
+               with dropout: p m in dv, dp m in ds; delta is the same
 
     qkv, dqkv     (B, T, QKV)         as the linear layer writes it: NH*HS columns of queries,
                                       KV*HS of keys, KV*HS of values
@@ -62,6 +63,7 @@ itself; 0: all.
 #include "llmc/base/sizes.h"
 #include "llmc/base/vec.h"
 #include "llmc/ops/attention_sizes.h"
+#include "llmc/ops/dropout.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/softcap.h"
@@ -145,6 +147,7 @@ typedef struct {
     const float* qkv;
     const float* kv; // gathered keys and values; NULL: use qkv's own
     float *out, *lse;
+    Dropout dropout; // of the weights of head 0, by query; the other heads' places follow
 } AttentionPass;
 
 // Arrays that the backward pass reads besides, and that it sets.
@@ -288,6 +291,7 @@ typedef struct {
     size_t stride, key_stride, out_stride;
     int capacity;               // rows between panels by dimension: scratch->T, rounded up
     AttentionScratch_* scratch; // scratch of the thread
+    Dropout dropout;            // of the head's weights, by row of the sequence
 } AttentionHeadCpu_;
 
 // Returns delta of the query in row `row`.
@@ -297,6 +301,19 @@ static inline float attention_delta_(const AttentionHeadCpu_* head, int row) {
 }
 
 // ---- forward ----
+
+// Applies dropout to a row of probabilities, keys `from` to `end`, of the query in row `row`.
+static inline void attention_drop_row_(float* p, const Dropout* dropout, int row, int from, int end) {
+    float m[ATTENTION_SQUARE];
+    for (int u = from, count; u < end; u += count) {
+        float* block = p + attention_at_(u); // of whole squares
+        count = int_min(ATTENTION_SQUARE - u % ATTENTION_SQUARE, end - u);
+        dropout_factors_cpu(m, dropout, row, u, count);
+        for (int i = 0; i < count; i++) {
+            block[i] *= m[i];
+        }
+    }
+}
 
 // Sets out and lse of a tile of queries.
 static inline void attention_forward_tile_(const AttentionHeadCpu_* head, AttentionQueries_ tile) {
@@ -323,6 +340,9 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, Attent
             attention_exp_row_(row, start, end, from, int_round_up(keys, LANES), scale.factor, max);
         head->lse[tile.row + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
+        if (dropout_is_on(&head->dropout)) {
+            attention_drop_row_(row, &head->dropout, tile.row + i, from, end);
+        }
     }
     float* out = head->out + tile.row * stride;
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
@@ -481,6 +501,14 @@ typedef struct {
     AttentionScratch* scratch;
 } AttentionHeads_;
 
+// Returns the dropout of head h in sequence b.
+static Dropout attention_head_dropout_(const AttentionPass* pass, int b, int h) {
+    Dropout dropout = pass->dropout;
+    dropout.place += (uint32_t)h;
+    dropout.first += b * pass->sizes.T;
+    return dropout;
+}
+
 // Returns head `index` of B * NH, with the scratch of this thread.
 static AttentionHeadCpu_ attention_head_cpu_(const AttentionHeads_* heads, int index) {
     const AttentionPass* pass = heads->pass;
@@ -514,7 +542,8 @@ static AttentionHeadCpu_ attention_head_cpu_(const AttentionHeads_* heads, int i
                                     .key_stride = key_stride,
                                     .out_stride = Q,
                                     .capacity = int_round_up(heads->scratch->T, ATTENTION_KEYS),
-                                    .scratch = &heads->scratch->of_thread[thread_index()]};
+                                    .scratch = &heads->scratch->of_thread[thread_index()],
+                                    .dropout = attention_head_dropout_(pass, b, h)};
     return head;
 }
 
@@ -566,13 +595,24 @@ static AttentionQueries_ attention_tile(const AttentionQueries_* block, int i) {
 static void attention_softmax_backward_tile_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
                                              AttentionQueries_ tile, int i, const AttentionQuery_* queries) {
     const int end = x->u0 + int_round_up(attention_tile_keys_(x, tile), LANES);
+    const int drops = dropout_is_on(&head->dropout), count = drops ? end - x->u0 : 0;
+    float m[ATTENTION_SQUARE];
     for (; i < tile.row - x->block.row + tile.count; i++) {
         const size_t at = (size_t)i * ATTENTION_SQUARE;
         float *p = head->scratch->p + at, *ds = head->scratch->ds + at;
+        if (drops) {
+            dropout_factors_cpu(m, &head->dropout, x->block.row + i, x->u0, count);
+        }
+        for (int k = 0; k < count; k++) {
+            ds[k] *= m[k];
+        }
         if (head->scale.width > 0) {
             attention_softmax_backward_row_(p, ds, queries[i], x->u0, end, head->scale, 1);
         } else {
             attention_softmax_backward_row_(p, ds, queries[i], x->u0, end, head->scale, 0);
+        }
+        for (int k = 0; k < count; k++) {
+            p[k] *= m[k];
         }
     }
 }

@@ -18,7 +18,8 @@ fp32 and rounded once, as in OLMo and Gemma; Llama rounds norm, then its product
 
 A residual sum adds the output of a branch of a block, `right`, to the stream before it, `left`:
 
-    sum (N, C) = left + factor right, or left + norm of right
+    sum (N, C) = left + factor right, or left + norm of right; the second term with dropout
+                 (dropout.h), if the sum has any
 
 norm_forward sets its outputs; residual_norm_forward also sets inp to such a sum in the same pass.
 norm_backward sets or adds to dinp according to `dinp_mode`, and to dweight and dbias according to
@@ -38,6 +39,7 @@ Layer normalization: Ba, Kiros and Hinton, 2016; RMS: Zhang and Sennrich, 2019.
 
 #include <stddef.h>
 
+#include "llmc/ops/dropout.h"
 #include "llmc/ops/gradient.h"
 
 #ifdef __cplusplus
@@ -102,6 +104,7 @@ typedef struct {
     const float *left, *right; // (N, C)
     float factor;              // 1: no factor
     const Norm* norm;          // of right; NULL: none
+    Dropout dropout;           // of what is added to left
 } ResidualSum;
 
 void norm_forward_cpu(float* out, const float* inp, const Norm* norm);
@@ -226,6 +229,12 @@ ALWAYS_INLINE void residual_row_(float* to, const ResidualSum* sum, NormRow_ nor
     const float *left = sum->left + (size_t)n * C, *right = sum->right + (size_t)n * C;
     if (norm_row) {
         norm_row(to, right, sum->norm, n);
+    }
+    if (dropout_is_on(&sum->dropout)) {
+        dropout_row_cpu(to, left, norm_row ? to : right, &sum->dropout, norm_row ? 1 : sum->factor, n, C);
+        return;
+    }
+    if (norm_row) {
         for (int c = 0; c < C; c++) {
             to[c] += left[c];
         }
@@ -249,7 +258,7 @@ void residual_norm_forward_cpu(float* inp, float* out, const ResidualSum* sum, c
 
 void residual_sum_cpu(float* out, const ResidualSum* sum, int N, int C) {
     const NormRow_ right_row = sum->norm ? norm_row_of_(sum->norm) : NULL;
-    if (!right_row && sum->factor == 1) {
+    if (!right_row && sum->factor == 1 && !dropout_is_on(&sum->dropout)) {
         residual_forward_cpu(out, sum->left, sum->right, (size_t)N * (size_t)C);
         return;
     }

@@ -32,6 +32,7 @@ the tensor's name: the word does not depend on the launch, the shards, or other 
 #include "llmc/base/rand.h"
 #include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/gpu/rand.cuh"
 #include "llmc/optim/optimizer.h"
 
 // Returns the bytes of a master weight beside its parameter.
@@ -75,25 +76,6 @@ template <> __host__ __device__ inline fp16 round_stochastic<fp16>(float x, uint
     const float units = fabsf(x) * per_unit, whole = floorf(units);
     const float up = random < (uint32_t)((units - whole) * 0x1p32f) ? 1.0f : 0.0f;
     return from_float<fp16>(copysignf(fminf((whole + up) * unit, 65504.0f), x));
-}
-
-// rand_block of rand.h, on the device.
-__device__ inline RandBlock rand_block_gpu(uint64_t seed, uint64_t stream, uint64_t counter) {
-    uint32_t x0 = (uint32_t)counter, x1 = (uint32_t)(counter >> 32);
-    uint32_t x2 = (uint32_t)stream, x3 = (uint32_t)(stream >> 32);
-    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        const uint64_t even = (uint64_t)0xD2511F53u * x0, odd = (uint64_t)0xCD9E8D57u * x2;
-        x0 = (uint32_t)(odd >> 32) ^ x1 ^ key0;
-        x1 = (uint32_t)odd;
-        x2 = (uint32_t)(even >> 32) ^ x3 ^ key1;
-        x3 = (uint32_t)even;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    const RandBlock block = {{x0, x1, x2, x3}};
-    return block;
 }
 
 // ---- split master weights ----

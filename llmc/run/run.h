@@ -253,6 +253,7 @@ void run_roll_back(Run* run);
 #include "llmc/optim/loss_scale.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/ops/cross_entropy.h"
+#include "llmc/ops/dropout.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/grid.h"
 #include "llmc/run/parameters_agree.h"
@@ -691,6 +692,7 @@ const RunTurn* run_turn(Run* run, InBackward* hook) {
         micro_steps_next(&turn->backward, &turn->step);
         rank_report_add(run->report, s, run_model_(run), turn->batch);
     }
+    turn->batch.random = dropout_key(s->options.data.seed, run->state.step);
     return turn;
 }
 

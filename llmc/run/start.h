@@ -178,8 +178,11 @@ static void start_print_weights_(const Run* run) {
             run->more.own->vocab_size, run->more.extended->vocab_size);
     }
     const double dropout = file_is_directory(path) ? hf_config_dropout(path) : 0;
-    if (dropout > 0 && run->settled->options.batch.steps != 0) {
-        printable_line(stdout, "note: %s/config.json sets dropout to %g; this program trains without dropout",
+    const Options* o = &run->settled->options;
+    if (dropout > 0 && o->batch.steps != 0 && o->optimizer.dropout == 0 &&
+        o->optimizer.attention_dropout == 0) {
+        printable_line(stdout,
+                       "note: %s/config.json sets dropout to %g, which training takes from --dropout only",
                        path, dropout);
     }
 }

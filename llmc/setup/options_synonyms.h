@@ -30,7 +30,7 @@ __attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     {"n-layer n-layers num-layers num-hidden-layers depth", "use --layers"},
     {"n-embd d-model hidden-size embed-dim", "use --channels"},
     {"n-head n-heads num-heads num-attention-heads", "use --heads"},
-    {"dropout attn-pdrop resid-pdrop embd-pdrop", "dropout is not supported"},
+    {"attn-pdrop attention-probs-dropout-prob", "use --attention-dropout"},
     {"n-inner intermediate-size ffn-hidden-size", "use --hidden, the hidden units of the MLP"},
     {"num-experts num-local-experts n-experts n-routed-experts", "use --experts"},
     {"num-experts-per-tok experts-per-token moe-top-k top-k-experts num-experts-per-token", "use --experts-used"},
@@ -57,6 +57,7 @@ __attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     {"eval-only", "use --steps 0"},
 
     // optimizer
+    {"resid-pdrop embd-pdrop hidden-dropout residual-dropout", "use --dropout, of the embeddings and of both branches"},
     {"learning-rate max-lr", "use --lr"},
     {"min-lr learning-rate-decay-frac min-lr-ratio", "use --final-lr-frac, a fraction of --lr"},
     {"warmup-iters warmup-steps num-warmup-steps", "use --warmup, in steps"},

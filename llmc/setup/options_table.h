@@ -149,6 +149,7 @@ struct Options {
         int decay_shape;
         float weight_decay;
         int cautious_decay;
+        float dropout, attention_dropout;
         float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, z_loss, router_balance, router_z,
             router_bias_rate, sgd_momentum, adafactor_beta1;
         const char* mup;
@@ -459,6 +460,11 @@ const OptionRow OPTION_TABLE[] = {
         "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
     {"optimizer",   "cautious-decay", "",   SWITCH_(optimizer.cautious_decay),    0,       0, RUN_ | NEEDS_(DECAY), "off",
         "off|on", "for adamw, adamw8bit, muon, soap, lion, sgd: decay only weights that the update moves toward zero"},
+    {"optimizer",   "dropout",        "",   FLOAT_(optimizer.dropout),            0,       1, BELOW_ | RUN_, "0",
+        "", "probability with which training sets elements to 0, of the embeddings and of what each attention and MLP "
+        "adds to the stream; 0.1 to 0.3 helps where a small text is read many times"},
+    {"optimizer",   "attention-dropout", "", FLOAT_(optimizer.attention_dropout), 0,       1, CPU_ | BELOW_ | RUN_, "0",
+        "", "the same for the weights of attention, which is computed in fp32 then"},
     {"optimizer",   "beta1",          "",   FLOAT_(optimizer.beta1),              0,       1, BELOW_ | RUN_ | NEEDS_(MEAN), "0.9",
         "", "decay of the running mean of the gradient"},
     {"optimizer",   "beta2",          "",   FLOAT_(optimizer.beta2),              0,       1, AUTO_ | BELOW_ | RUN_ | NEEDS_(MEAN), "auto",

@@ -505,6 +505,7 @@ ModelConfig settle_model(Options* options, const RunData* data, const char* path
     settle_additions_(options, &cfg, path);
     cfg.share = settle_share_layers_(options, cfg);
     cfg.initial = model_architecture(cfg.arch)->initial;
+    cfg.dropout = options->optimizer.dropout, cfg.attention_dropout = options->optimizer.attention_dropout;
     settle_mark_fixed_(options, cfg.arch);
     settle_check_vocab_(options, data, path, insists);
     settle_check_sizes_(cfg);

@@ -117,6 +117,8 @@ static const struct {
     {"save-minutes", "0 1"},
     {"gpu-report", "1"},
     {"logits-chunk", "8 32"},
+    {"dropout", "0.1 0.5"},
+    {"attention-dropout", "0.2 0.5"},
     {"adafactor-beta1", "0 0.9"},
     {"sgd-momentum", "0 0.5"},
     {"embedding-lr-scale", "0 0.3"},

@@ -1,5 +1,5 @@
 // test_attention.c -- causal attention: both passes at awkward sizes, documents, causality,
-// decoding, huge scores, capped ones, sinks, sequences divided among ranks.
+// decoding, huge scores, capped ones, sinks, dropout, sequences divided among ranks.
 #include "llmc/ops/attention.h"
 #include "llmc/ops/sinks.h"
 #include "llmc/reference.h"
@@ -117,6 +117,55 @@ TEST(sinks) {
     static const int starts[] = {0, 0, 0, 3, 3, 3, 3, 7, 7, 0, 1, 1, 1, 1, 5, 5, 5, 8};
     check_sinks(attention_sizes(2, 9, 4, 2, 12), starts);
     check_sinks(attention_sizes(1, 131, 3, 3, 64), NULL);
+}
+
+// Both passes with dropout of the weights, of the rows and heads of a larger batch and model.
+static void check_dropout(AttentionSizes s, const int* starts) {
+    const DropoutBatch batch = {dropout_key(1, 2), 3, 1};
+    const int l = 2, first_head = 4;
+    float *qkv = ops_normal(qkvs(s), 1), *dout = ops_normal(outs(s), 1);
+    const Run r = {s, starts, qkv, dout, ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s))};
+    const AttentionPass pass = {s,
+                                starts,
+                                qkv,
+                                NULL,
+                                r.out,
+                                r.lse,
+                                dropout_open(&batch, 0.3f, dropout_of_head(l, first_head), s.chunks, s.T, 0)};
+    double *drop = ops_doubles(lses(s) * s.T), *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)),
+           *dqkv = ops_doubles(qkvs(s));
+    for (size_t i = 0; i < lses(s) * s.T; i++) { // (B, NH, T, T)
+        const int u = (int)(i % s.T), t = (int)(i / s.T % s.T), b = (int)(i / s.T / s.T / s.NH),
+                  h = (int)(i / s.T / s.T % s.NH);
+        const uint64_t place = (uint64_t)dropout_of_head(l, first_head + h) << 32;
+        const RandBlock random = rand_block(batch.key, place | (uint64_t)(3 + b), (uint64_t)t << 32 | u / 4);
+        drop[i] = random.word[u % 4] < pass.dropout.threshold ? 0 : 1 / (1 - 0.3f);
+    }
+    RefHeads heads = ref_heads(s);
+    heads.drop = drop;
+    const double* wide = ops_widen(qkv, qkvs(s));
+    ref_attention_forward(out, lse, wide, starts, heads);
+    ref_attention_backward(dqkv, NULL, ops_widen(dout, outs(s)), wide, out, lse, starts, heads);
+
+    AttentionScratch scratch;
+    Memory memory = memory_on_host();
+    attention_open(&scratch, &memory, s.T, s.HS);
+    attention_forward_cpu(&pass, &scratch);
+    attention_backward_cpu(&(AttentionGradients){dout, r.dqkv, NULL}, &pass, &scratch);
+    EXPECT_NEAR(ops_error(r.out, out, NULL, outs(s)), 0, limit(s.HS, 1, s.cap), "out");
+    EXPECT_NEAR(ops_error(r.dqkv, dqkv, NULL, qkvs(s)), 0, limit(s.HS, 1, s.cap), "dqkv");
+    memory_close(&memory);
+    ops_close("dropout");
+}
+
+TEST(dropout) {
+    static const int starts[] = {0, 0, 0, 3, 3, 3, 3, 7, 7, 0, 1, 1, 1, 1, 5, 5, 5, 8};
+    AttentionSizes capped = attention_sizes(1, 40, 2, 1, 12);
+    capped.cap = 2;
+    check_dropout(attention_sizes(2, 9, 4, 2, 12), starts);
+    check_dropout(capped, NULL);
+    check_dropout(attention_sizes(2, ATTENTION_SQUARE + 31, 3, 3, 16), NULL);
+    check_dropout(attention_sizes(1, ATTENTION_KEYS + 50, 1, 1, 8), NULL);
 }
 
 static void check_documents(int B, int T, int NH, int HS, const int* starts, float spread) {

@@ -288,7 +288,8 @@ static void advises_options(const char* advice, const char* names) {
 TEST(synonyms) {
     EXPECT(refused("--block_size|256", "unknown option --block_size: use --seq-len, "));
     EXPECT(refused("--Learning-Rate=1", "unknown option --Learning-Rate: use --lr"));
-    EXPECT(refused("--dropout|0.1", "unknown option --dropout: dropout is not supported"));
+    EXPECT(refused("--resid-pdrop|0.1",
+                   "unknown option --resid-pdrop: use --dropout, of the embeddings and of both branches"));
     EXPECT(refused("--no-shuffle", "unknown option --no-shuffle; did you mean --shuffle off?"));
     EXPECT(refused("--train_data|x", "unknown option --train_data; did you mean --train-data?"));
     EXPECT(refused("--foobar|1", "unknown option --foobar (--help lists all)"), "nothing is near");
