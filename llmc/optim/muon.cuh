@@ -10,7 +10,7 @@ or in fp32 if the weights are fp32. cublasLt adds the other terms, so no kernel 
 matmuls.
 
     sums       squares of u, and the new momentum
-    X          u / norm, packed: matrix after matrix
+    X          u / (margin norm), packed: matrix after matrix
     matmuls    15
     rows       with row_squares: their means and the norm of X
     weights
@@ -245,12 +245,12 @@ __global__ void __launch_bounds__(MUON_THREADS_)
 // order  fixed
 template <class X, class G, int W>
 __global__ void __launch_bounds__(MUON_THREADS_)
-    muon_start_kernel_(X* x, const float* sums, const __grid_constant__ MuonSource_<G> from,
+    muon_start_kernel_(X* x, const float* sums, float margin, const __grid_constant__ MuonSource_<G> from,
                        const __grid_constant__ MuonLaunch_ s) {
     const MuonMatrix_ matrix = muon_matrix_(s);
     const float* of_blocks = sums + (size_t)blockIdx.y * MUON_BLOCKS_;
     const float norm = sqrtf(block_sum(threadIdx.x < gridDim.x ? of_blocks[threadIdx.x] : 0.0f));
-    const float factor = 1.0f / (norm + (float)MUON_EPS);
+    const float factor = 1.0f / fmaf(margin, norm, (float)MUON_EPS);
     X* to = x + (size_t)blockIdx.y * s.tensor.rows * s.tensor.cols;
     for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
         Elements<float, W> u = muon_u_<MUON_READ_, W>(from, matrix, i, s);
@@ -358,12 +358,12 @@ __global__ void __launch_bounds__(MUON_THREADS_)
 
 // One step that brings all singular values of the X closer to 1; out is another array.
 template <class X>
-static inline void muon_step_(X* out, X* const a[2], const X* x, const MuonTensor* t, int matrices,
-                              MatmulGpu* matmul) {
+static inline void muon_step_(X* out, X* const a[2], const X* x, MuonCoefficients k, const MuonTensor* t,
+                              int matrices, MatmulGpu* matmul) {
     const int tall = t->rows > t->cols, side = int_min(t->rows, t->cols), length = tall ? t->rows : t->cols;
     const MatmulBatch gram = {side, side, length, tall, !tall, matrices, 1.0f, 0.0f},
-                      square = {side, side, side, 0, 0, matrices, MUON_AA, MUON_A},
-                      step = {t->rows, t->cols, side, 0, 0, matrices, 1.0f, MUON_X};
+                      square = {side, side, side, 0, 0, matrices, k.aa, k.a},
+                      step = {t->rows, t->cols, side, 0, 0, matrices, 1.0f, k.x};
     matmul_batch(a[0], (const X*)NULL, x, x, gram, matmul);
     matmul_batch(a[1], (const X*)a[0], (const X*)a[0], (const X*)a[0], square, matmul);
     matmul_batch(out, x, tall ? x : (const X*)a[1], tall ? (const X*)a[1] : x, step, matmul);
@@ -371,11 +371,12 @@ static inline void muon_step_(X* out, X* const a[2], const X* x, const MuonTenso
 
 // Makes all steps. Returns the array of the result: x[0] or x[1].
 template <class X>
-static inline const X* muon_orthogonalize_(MuonGpu* muon, const MuonTensor* t, int matrices,
-                                           MatmulGpu* matmul) {
+static inline const X* muon_orthogonalize_(MuonGpu* muon, MuonPolynomial polynomial, const MuonTensor* t,
+                                           int matrices, MatmulGpu* matmul) {
     X *const x[2] = {(X*)muon->x[0], (X*)muon->x[1]}, *const a[2] = {(X*)muon->a[0], (X*)muon->a[1]};
     for (int i = 0; i < MUON_ITERATIONS; i++) {
-        muon_step_(x[(i + 1) % 2], a, (const X*)x[i % 2], t, matrices, matmul);
+        muon_step_(x[(i + 1) % 2], a, (const X*)x[i % 2], muon_iteration(polynomial)->steps[i], t, matrices,
+                   matmul);
     }
     return x[MUON_ITERATIONS % 2];
 }
@@ -384,7 +385,8 @@ static inline const X* muon_orthogonalize_(MuonGpu* muon, const MuonTensor* t, i
 // memory.
 template <class T>
 static inline void muon_choose_matmuls(MuonGpu* muon, const MuonTensor* t, MatmulGpu* matmul) {
-    muon_orthogonalize_<typename MuonReal_<T>::Type>(muon, t, muon_group_layers_(t) * t->parts, matmul);
+    muon_orthogonalize_<typename MuonReal_<T>::Type>(muon, MUON_JORDAN, t, muon_group_layers_(t) * t->parts,
+                                                     matmul);
 }
 
 // ---- the update ----
@@ -476,8 +478,9 @@ static inline const typename MuonReal_<T>::Type* muon_x_(const MuonUpdate<T>& u,
     const dim3 grid = muon_grid_(s.tensor, layers);
     const MuonSource_<G> from = {u.b, (const G*)u.grads.data, u.u};
     launch(muon_sums_kernel_<G, W>, grid, MUON_THREADS_, 0, gpu, u.muon->sums, from, s);
-    launch(muon_start_kernel_<X, G, W>, grid, MUON_THREADS_, 0, gpu, (X*)u.muon->x[0], u.muon->sums, from, s);
-    const X* x = muon_orthogonalize_<X>(u.muon, &s.tensor, (int)grid.y, u.matmul);
+    launch(muon_start_kernel_<X, G, W>, grid, MUON_THREADS_, 0, gpu, (X*)u.muon->x[0], u.muon->sums,
+           muon_iteration(u.opt.polynomial)->margin, from, s);
+    const X* x = muon_orthogonalize_<X>(u.muon, u.opt.polynomial, &s.tensor, (int)grid.y, u.matmul);
     if (u.row_squares) {
         launch(muon_rows_kernel_<X>, dim3((unsigned)ceil_div(s.tensor.rows, MUON_THREADS_ / 32), grid.y),
                MUON_THREADS_, 0, gpu, u.muon->row_sums, x, s);

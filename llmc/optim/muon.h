@@ -13,9 +13,17 @@ muon.h -- the Muon update of a matrix: the contract, and the CPU version.
 X comes from five steps of a Newton-Schulz iteration, which only needs matmuls. They bring singular
 values to about 1:
 
-    X = u / (|u| + 1e-7)                                     |u|: the root of the sum of squares
-    A = X X^T,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + B X         rows <= cols
-    A = X^T X,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + X B         else: A is the smaller one
+    X = u / (margin |u| + 1e-7)            |u|: the root of the sum of squares
+    A = X X^T,  B = b A + c A A,  X = a X + B X         rows <= cols
+    A = X^T X,  B = b A + c A A,  X = a X + X B         else: A is the smaller one
+
+    MUON_JORDAN           a = 3.4445, b = -4.7750, c = 2.0315 in all steps, margin 1. Values end
+                          between about 0.7 and 1.2, small ones below
+    MUON_POLAR_EXPRESS    other numbers in each step, margin 1.02: each a x + b x^3 + c x^5 is the
+                          one nearest to 1 on the interval that the steps before it left of
+                          [0.001, 1] (no lower end below 1/50 of the upper one). To stay in it with
+                          the roundings of bf16, all steps but the last one divide x by 1.02.
+                          Values from 0.001 on end within 0.15 of 1
 
     param, grad, b    (rows, cols)   fp32; b starts as zero
     row_squares       (rows)         fp32, starts as zero; NULL: X stays as it is
@@ -29,7 +37,8 @@ program. Their paper gives the update a root mean square of 0.2: so does MUON_RM
 values are 1.
 
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et
-al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
+al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491; MUON_POLAR_EXPRESS: Amsel et al., arXiv
+2505.16932.
 */
 #ifndef LLMC_MUON_H
 #define LLMC_MUON_H
@@ -48,8 +57,12 @@ extern "C" {
 // clang-format off
 #define MUON_SCALE_WORDS(X) X(MUON_SPECTRAL, "spectral") X(MUON_RMS, "rms")
 
+// --muon-polynomial
+#define MUON_POLYNOMIAL_WORDS(X) X(MUON_JORDAN, "jordan") X(MUON_POLAR_EXPRESS, "polar-express")
+
 // clang-format on
 typedef enum { MUON_SCALE_WORDS(WORDS_VALUE) } MuonScale;
+typedef enum { MUON_POLYNOMIAL_WORDS(WORDS_VALUE) } MuonPolynomial;
 
 typedef struct {
     float lr, momentum, weight_decay;
@@ -57,6 +70,7 @@ typedef struct {
     float rows_beta2; // only used with row_squares
     MuonScale scale;
     Decay decay;
+    MuonPolynomial polynomial;
 } Muon;
 
 typedef struct {
@@ -80,11 +94,32 @@ typedef struct {
 
 enum { MUON_ITERATIONS = 5 };
 
-#define MUON_X 3.4445f // Jordan's coefficients of X, A and A A
+// Coefficients of a step: of X, of A and of A A.
+typedef struct {
+    float x, a, aa;
+} MuonCoefficients;
 
-#define MUON_A -4.7750f
+typedef struct {
+    float margin; // factor of the norm
+    MuonCoefficients steps[MUON_ITERATIONS];
+} MuonIteration;
 
-#define MUON_AA 2.0315f
+// Returns the numbers of an iteration. test_optimizers.c derives the second row.
+static inline const MuonIteration* muon_iteration(MuonPolynomial polynomial) {
+    // clang-format off
+#define MUON_JORDAN_STEP_ {3.4445f, -4.7750f, 2.0315f}
+    static const MuonIteration iterations[] = {
+        {1.0f, {MUON_JORDAN_STEP_, MUON_JORDAN_STEP_, MUON_JORDAN_STEP_, MUON_JORDAN_STEP_, MUON_JORDAN_STEP_}},
+        {1.02f, {{8.156554525f, -22.48329293f, 15.87876992f},
+                 {4.042929935f, -2.808917466f, 0.5000178451f},
+                 {3.891667802f, -2.772484153f, 0.5060648178f},
+                 {3.285753658f, -2.368129493f, 0.4644902423f},
+                 {2.346541326f, -1.709782838f, 0.4232355117f}}},
+    };
+#undef MUON_JORDAN_STEP_
+    // clang-format on
+    return &iterations[polynomial];
+}
 
 // Returns the momentum of update t, from 1: 0.85, rising to 0.95 in 300 updates.
 static inline float muon_momentum(int64_t t) { return (float)(0.85 + 0.1 * fmin((double)(t - 1) / 300, 1)); }
@@ -167,7 +202,7 @@ void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt)
     }
 }
 
-// Sets x to u / (|u| + MUON_EPS).
+// Sets x to u / (margin |u| + MUON_EPS).
 static void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* work) {
     const size_t n = part.rows * part.cols;
     float* x = work->x;
@@ -178,40 +213,42 @@ static void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* work) {
     }
     WideSum squares = {0, 0};
     gradient_square_sum_cpu(&squares, x, n, work->sums);
-    const float scale = (float)(1 / (sqrt(wide_sum_value(squares)) + MUON_EPS));
+    const double margin = (double)muon_iteration(opt.polynomial)->margin;
+    const float scale = (float)(1 / (margin * sqrt(wide_sum_value(squares)) + MUON_EPS));
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         x[i] *= scale;
     }
 }
 
-// polynomial = MUON_A gram + MUON_AA gram gram, side x side. The Gram matrix is its own transpose.
-static void muon_polynomial_(const MuonWork_* work, size_t side, MatmulScratch* matmul) {
+// polynomial = a gram + aa gram gram, side x side. The Gram matrix is its own transpose.
+static void muon_polynomial_(const MuonWork_* work, size_t side, MuonCoefficients k, MatmulScratch* matmul) {
     const int s = (int)side;
     matmul_forward_cpu(work->polynomial, work->gram, work->gram, NULL, (MatmulSizes){s, s, s}, matmul);
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < side * side; i++) {
-        work->polynomial[i] = multiply_add(MUON_A, work->gram[i], MUON_AA * work->polynomial[i]);
+        work->polynomial[i] = multiply_add(k.a, work->gram[i], k.aa * work->polynomial[i]);
     }
 }
 
 // Makes one step of the iteration, from x to x.
-static void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MatmulScratch* matmul) {
+static void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MuonCoefficients k,
+                          MatmulScratch* matmul) {
     const int r = (int)rows, c = (int)cols;
     const float* x = work->x;
     float* next = work->next;
     if (r <= c) {
         matmul_forward_cpu(work->gram, x, x, NULL, (MatmulSizes){r, c, r}, matmul);
-        muon_polynomial_(work, rows, matmul);
+        muon_polynomial_(work, rows, k, matmul);
         matmul_backward_input_cpu(next, work->polynomial, x, (MatmulSizes){r, c, r}, matmul);
     } else {
         matmul_backward_weight_cpu(work->gram, x, x, (MatmulSizes){r, c, c}, GRADIENT_SET, matmul);
-        muon_polynomial_(work, cols, matmul);
+        muon_polynomial_(work, cols, k, matmul);
         matmul_forward_cpu(next, x, work->polynomial, NULL, (MatmulSizes){r, c, c}, matmul);
     }
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < rows * cols; i++) {
-        next[i] += MUON_X * x[i];
+        next[i] += k.x * x[i];
     }
     work->next = work->x;
     work->x = next;
@@ -260,7 +297,7 @@ const float* muon_turn_cpu(MuonMatrix part, Muon opt, const MuonScratch* scratch
     MuonWork_ work = muon_work_(part, scratch);
     muon_direction_(part, opt, &work);
     for (int k = 0; k < MUON_ITERATIONS; k++) {
-        muon_iterate_(&work, part.rows, part.cols, scratch->matmul);
+        muon_iterate_(&work, part.rows, part.cols, muon_iteration(opt.polynomial)->steps[k], scratch->matmul);
     }
     if (part.row_squares) {
         muon_balance_rows_(part, opt, &work);

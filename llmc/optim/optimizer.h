@@ -272,6 +272,7 @@ typedef struct {
     int soap_every;
     int64_t average_n;      // number of the update in the average of the weights, from 1
     float router_bias_rate; // of the biases of routers (router.h)
+    MuonPolynomial muon_polynomial;
 } Update;
 
 // Returns the settings for one row: only some rows decay, and some have a rate of their own.
@@ -694,7 +695,7 @@ Adafactor update_adafactor(Update u) {
 Muon update_muon(Update u) {
     const Muon opt = {u.muon_lr,    muon_momentum(u.t), u.muon_weight_decay,
                       u.grad_scale, MUON_ROWS_BETA2,    u.muon_scale,
-                      u.decay};
+                      u.decay,      u.muon_polynomial};
     return opt;
 }
 

@@ -154,7 +154,7 @@ struct Options {
         const char* mup;
         int adafactor_scale;
         float matrix_lr, matrix_weight_decay;
-        int muon_scale, muon_rows, soap_every, soap_max_side;
+        int muon_scale, muon_polynomial, muon_rows, soap_every, soap_max_side;
         const char* average;
         float grad_clip, skip_loss_z, skip_grad_z;
         int max_skips;
@@ -488,6 +488,9 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",   "muon-scale",     "",   CHOICE_(optimizer.muon_scale),        0,       0, RUN_ | NEEDS_(MUON), "spectral",
         WORDS_CHOICE(MUON_SCALE_WORDS), "for muon: how an update is scaled; spectral: by the shape of the matrix; "
         "rms: to the size of AdamW's updates, for which AdamW's --lr and --weight-decay are right"},
+    {"optimizer",   "muon-polynomial", "",  CHOICE_(optimizer.muon_polynomial),   0,       0, RUN_ | NEEDS_(MUON), "jordan",
+        WORDS_CHOICE(MUON_POLYNOMIAL_WORDS), "for muon: coefficients of the five steps that bring the singular values of an update "
+        "to 1; jordan: the same in each step, for values of 0.7 to 1.2; polar-express: the best ones for each step"},
     {"optimizer",   "muon-rows",      "",   SWITCH_(optimizer.muon_rows),         0,       0, RUN_ | NEEDS_(MUON), "off",
         "off|on", "for muon: normalize each row of an update by the running mean of its squares (NorMuon)"},
     {"optimizer",   "soap-every",     "",   INT_(optimizer.soap_every),           1,   MANY_, RUN_ | NEEDS_(SOAP), "10",
