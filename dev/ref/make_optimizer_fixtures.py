@@ -192,6 +192,28 @@ def adamw8bit(param, o, block):
     return p.reshape(param.shape), codes, doubtful
 
 
+def muon_8bit(param, o, block=64):
+    """The momentum is kept in 8 bits, and the direction is made of it as it is kept."""
+    book = bitsandbytes.functional.create_dynamic_map(True).numpy().astype(np.float64)
+    p, n, mu = param.copy(), param.size, o["beta1"]
+    b, codes, doubtful = np.zeros(n), np.zeros(n, np.uint8), np.zeros(n, bool)
+    for t in range(1, UPDATES + 1):
+        g = gradient(param.shape, t).reshape(-1) * o["grad_scale"]
+        new, terms = mu * b + (1 - mu) * g, mu * np.abs(b) + (1 - mu) * np.abs(g)
+        for at in range(0, n, block):
+            part = slice(at, at + block)
+            scale = np.abs(new[part]).max()
+            codes[part] = encode(new[part], scale, book, terms[part], doubtful[part])
+            b[part] = book[codes[part]] * scale
+        x = (mu * b + (1 - mu) * g).reshape(p.shape)
+        x /= np.linalg.norm(x) + 1e-7
+        for _ in range(5):
+            a = x @ x.T
+            x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        p = (1 - o["lr"] * o["weight_decay"]) * p - o["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5 * x
+    return p, codes, doubtful
+
+
 # ---- the file ----
 
 def exact(**options):
@@ -246,6 +268,12 @@ def main():
             assert doubtful.sum() <= 0.01 * doubtful.size + 1
             kept = kept_elements(~doubtful)
             cases.append(case_bytes("adamw8bit", shape, ADAM, param, kept, 1, block, codes))
+    for shape in [(33, 384), (160, 64), (1, 64)]:
+        first = first_params(shape)
+        param, codes, doubtful = muon_8bit(first, MUON)
+        print(f"muon in 8 bits {shape}: {doubtful.mean():.4f} of the elements are left out")
+        kept = kept_elements(~doubtful)
+        cases.append(case_bytes("muon 8bit", shape, MUON, param, kept, 1, 64, (codes, np.zeros_like(codes))))
     cases.append(muon_parts((33, 384)))
     books = [bitsandbytes.functional.create_dynamic_map(signed).numpy().tobytes() for signed in (True, False)]
     OUT.parent.mkdir(exist_ok=True)

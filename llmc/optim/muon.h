@@ -26,6 +26,8 @@ values to about 1:
                           Values from 0.001 on end within 0.15 of 1
 
     param, grad, b    (rows, cols)   fp32; b starts as zero
+    b in 8 bits       codes, and a scale for each 64 elements (adamw8bit.h): u is made of b as it
+                      is kept. cols are a multiple of 64
     row_squares       (rows)         fp32, starts as zero; NULL: X stays as it is
 
 The matrices of q, k and v, for example, are updated one by one. With row_squares (NorMuon),
@@ -46,6 +48,7 @@ al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491; MUON_POLAR_EXPRESS:
 #include <string.h>
 
 #include "llmc/optim/adamw.h"
+#include "llmc/optim/adamw8bit.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/ops/matmul.h"
 
@@ -60,9 +63,13 @@ extern "C" {
 // --muon-polynomial
 #define MUON_POLYNOMIAL_WORDS(X) X(MUON_JORDAN, "jordan") X(MUON_POLAR_EXPRESS, "polar-express")
 
+// --muon-momentum
+#define MUON_MOMENTUM_WORDS(X) X(MUON_FP32, "fp32") X(MUON_8BIT, "8bit")
+
 // clang-format on
 typedef enum { MUON_SCALE_WORDS(WORDS_VALUE) } MuonScale;
 typedef enum { MUON_POLYNOMIAL_WORDS(WORDS_VALUE) } MuonPolynomial;
+typedef enum { MUON_MOMENTUM_WORDS(WORDS_VALUE) } MuonMomentum;
 
 typedef struct {
     float lr, momentum, weight_decay;
@@ -76,7 +83,8 @@ typedef struct {
 typedef struct {
     float* param;
     const float* grad;
-    float *b, *row_squares; // row_squares may be NULL
+    Moment b;
+    float* row_squares; // or NULL
     size_t rows, cols;
     const float* u; // from muon_operand_cpu, in place of grad and b; NULL: computed here
 } MuonMatrix;
@@ -132,8 +140,8 @@ double muon_flops(double rows, double cols);
 // Returns the scratch bytes for rows x cols.
 size_t muon_scratch_bytes(size_t rows, size_t cols);
 
-// Updates b (n) and sets u (n): any elements of a matrix.
-void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt);
+// Updates b (n) and sets u (n): any elements of a matrix; in 8 bits from the start of a block.
+void muon_operand_cpu(float* u, const float* grad, Moment b, size_t n, Muon opt);
 
 void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch);
 
@@ -192,13 +200,40 @@ static MuonWork_ muon_work_(MuonMatrix part, const MuonScratch* scratch) {
     return work;
 }
 
-void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt) {
+// Returns momentum b + (1 - momentum) g: the new b; from the new b, Nesterov's u.
+ALWAYS_INLINE float muon_mix_(float b, float grad, Muon opt) {
+    return multiply_add(opt.momentum, b, (1.0f - opt.momentum) * (grad * opt.grad_scale));
+}
+
+// The same with b in 8 bits, block by block.
+static void muon_operand_8bit_(float* u, const float* grad, Moment b, size_t n, Muon opt) {
+    const MomentTables tables = moment_tables();
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < n; at += ADAMW8BIT_BLOCK) {
+        const size_t count = n - at < ADAMW8BIT_BLOCK ? n - at : ADAMW8BIT_BLOCK;
+        const Moment block = moment_from(b, at);
+        float mixed[ADAMW8BIT_BLOCK];
+        moment_read(mixed, block, count, &tables);
+        for (size_t i = 0; i < count; i++) {
+            mixed[i] = muon_mix_(mixed[i], grad[at + i], opt);
+        }
+        moment_write(block, mixed, count, &tables);
+        for (size_t i = 0; i < count; i++) {
+            u[at + i] = muon_mix_(mixed[i], grad[at + i], opt);
+        }
+    }
+}
+
+void muon_operand_cpu(float* u, const float* grad, Moment b, size_t n, Muon opt) {
+    if (b.m8) {
+        muon_operand_8bit_(u, grad, b, n, opt);
+        return;
+    }
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
-        const float g = grad[i] * opt.grad_scale;
-        const float mixed = multiply_add(opt.momentum, b[i], (1.0f - opt.momentum) * g);
-        b[i] = mixed;
-        u[i] = multiply_add(opt.momentum, mixed, (1.0f - opt.momentum) * g);
+        const float mixed = muon_mix_(b.m[i], grad[i], opt);
+        b.m[i] = mixed;
+        u[i] = muon_mix_(mixed, grad[i], opt);
     }
 }
 

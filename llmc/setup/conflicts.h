@@ -151,6 +151,13 @@ int setup_reads_bin(const Options* o) {
            strstr(o->tasks.perplexity, ".bin");
 }
 
+// Returns the option that keeps state in 8 bits, and one that does not.
+static const char* const* setup_8_bits_(const Options* o) {
+    static const char* const words[2][2] = {{"--optimizer adamw8bit", "--optimizer adamw"},
+                                            {"--muon-momentum 8bit", "--muon-momentum fp32"}};
+    return words[o->optimizer.name == OPTIMIZER_MUON];
+}
+
 int setup_decays(const Options* o) {
     const int is_auto = o->optimizer.weight_decay == OPTION_AUTO && o->optimizer.name != OPTIMIZER_SGD;
     return is_auto || o->optimizer.weight_decay > 0 ||
@@ -394,12 +401,10 @@ void setup_check_adapter_run(const Settled* s, const RunData* data) {
                   "--adapter OUT --steps 0",
                   o->output.export_llmc[0] ? "llmc" : "gguf", o->model.path);
     }
-    for (int m = 0; m < ADAPT_MATRICES && o->optimizer.name == OPTIMIZER_ADAMW8BIT; m++) {
+    for (int m = 0; m < ADAPT_MATRICES && settled_state_in_8_bits(o); m++) {
         if (s->cfg.adapter.rank[m] % OPTIMIZER_BLOCK) {
-            die_usage(
-                "--optimizer adamw8bit: the adapter has rank %d, wanted a multiple of %d; --optimizer adamw "
-                "works",
-                s->cfg.adapter.rank[m], OPTIMIZER_BLOCK);
+            die_usage("%s: the adapter has rank %d, wanted a multiple of %d; %s works", setup_8_bits_(o)[0],
+                      s->cfg.adapter.rank[m], OPTIMIZER_BLOCK, setup_8_bits_(o)[1]);
         }
     }
 }
@@ -552,7 +557,7 @@ static void setup_check_recipe_(const Options* o) {
 }
 
 // Refuses an optimizer that cannot divide the rows of the model's matrices.
-static void setup_check_widths_(const Settled* s, const char* word) {
+static void setup_check_widths_(const Settled* s) {
     const ModelConfig cfg = s->cfg;
     const struct {
         const char* name;
@@ -563,10 +568,11 @@ static void setup_check_widths_(const Settled* s, const char* word) {
                   {"channels in the latent of its keys", cfg.latent.rank},
                   {"hidden units", model_hidden(cfg)},
                   {"hidden units of an expert", model_expert_hidden(cfg)}};
-    for (int i = 0; i < 6 && s->options.optimizer.name == OPTIMIZER_ADAMW8BIT; i++) {
+    for (int i = 0; i < 6 && settled_state_in_8_bits(&s->options); i++) {
         if (widths[i].columns % OPTIMIZER_BLOCK) {
-            die_usage("--optimizer %s: the model has %d %s, wanted a multiple of %d; --optimizer adamw works",
-                      word, widths[i].columns, widths[i].name, OPTIMIZER_BLOCK);
+            const char* const* of = setup_8_bits_(&s->options);
+            die_usage("%s: the model has %d %s, wanted a multiple of %d; %s works", of[0], widths[i].columns,
+                      widths[i].name, OPTIMIZER_BLOCK, of[1]);
         }
     }
 }
@@ -583,7 +589,7 @@ void setup_check_optimizer(const Settled* s) {
                   "soap, lion or sgd, or off",
                   word);
     }
-    setup_check_widths_(s, word);
+    setup_check_widths_(s);
 }
 
 void setup_check_average(const Settled* s) {

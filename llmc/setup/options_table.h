@@ -154,7 +154,7 @@ struct Options {
         const char* mup;
         int adafactor_scale;
         float matrix_lr, matrix_weight_decay;
-        int muon_scale, muon_polynomial, muon_rows, soap_every, soap_max_side;
+        int muon_scale, muon_polynomial, muon_momentum, muon_rows, soap_every, soap_max_side;
         const char* average;
         float grad_clip, skip_loss_z, skip_grad_z;
         int max_skips;
@@ -491,6 +491,9 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",   "muon-polynomial", "",  CHOICE_(optimizer.muon_polynomial),   0,       0, RUN_ | NEEDS_(MUON), "jordan",
         WORDS_CHOICE(MUON_POLYNOMIAL_WORDS), "for muon: coefficients of the five steps that bring the singular values of an update "
         "to 1; jordan: the same in each step, for values of 0.7 to 1.2; polar-express: the best ones for each step"},
+    {"optimizer",   "muon-momentum",  "",   CHOICE_(optimizer.muon_momentum),     0,       0, RUN_ | NEEDS_(MUON), "fp32",
+        WORDS_CHOICE(MUON_MOMENTUM_WORDS), "for muon: momentum of the blocks' matrices; 8bit: as in adamw8bit, a quarter of the "
+        "memory"},
     {"optimizer",   "muon-rows",      "",   SWITCH_(optimizer.muon_rows),         0,       0, RUN_ | NEEDS_(MUON), "off",
         "off|on", "for muon: normalize each row of an update by the running mean of its squares (NorMuon)"},
     {"optimizer",   "soap-every",     "",   INT_(optimizer.soap_every),           1,   MANY_, RUN_ | NEEDS_(SOAP), "10",

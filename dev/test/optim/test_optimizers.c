@@ -106,8 +106,10 @@ static void update_muon(const Case* c, Arrays* x, int t) {
     const MuonScratch scratch = {x->scratch, &x->matmul};
     for (size_t k = 0; k < parts; k++) {
         const size_t first = k * (rows / parts), at = first * cols;
-        const MuonMatrix matrix = {x->param + at, x->grad + at, x->m + at, options ? x->v + first : NULL,
-                                   rows / parts,  cols,         NULL};
+        const Moment fp32 = {x->m + at, NULL, NULL}, in_8 = {NULL, x->m_code + at, x->w + at / 64};
+        const MuonMatrix matrix = {
+            x->param + at, x->grad + at, c->block ? in_8 : fp32, options ? x->v + first : NULL, rows / parts,
+            cols,          NULL};
         muon_update_cpu(matrix, opt, &scratch);
     }
 }
@@ -460,7 +462,7 @@ static double singular_error(MuonPolynomial polynomial) {
     enum { N = 28 };
     float *param = zeros(N * N), *grad = zeros(N * N), *b = zeros(N * N);
     const Muon opt = {.lr = 1, .grad_scale = 1, .polynomial = polynomial};
-    const MuonMatrix x = {param, grad, b, NULL, N, N, NULL};
+    const MuonMatrix x = {param, grad, {b, NULL, NULL}, NULL, N, N, NULL};
     double worst = 0;
     MatmulScratch matmul;
     Memory memory = memory_on_host();
