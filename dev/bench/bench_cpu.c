@@ -264,7 +264,7 @@ static void bench_attention(Bench* bench, AttentionSizes sizes) {
     const size_t N = (size_t)sizes.B * T, Q = attention_queries_size(sizes), QKV = attention_qkv_size(sizes);
     float *qkv = random_floats(N * QKV), *dqkv = random_floats(N * QKV), *out = random_floats(N * Q);
     float *dout = random_floats(N * Q), *lse = random_floats(N * sizes.NH);
-    const AttentionPass pass = {sizes, NULL, qkv, NULL, out, lse};
+    const AttentionPass pass = {sizes, NULL, qkv, NULL, out, lse, NULL, NULL};
     const AttentionGradients d = {dout, dqkv, NULL};
     char name[64], shape[32];
     snprintf(shape, sizeof(shape), "B %d T %d, %d/%d", sizes.B, T, sizes.NH, sizes.KV);

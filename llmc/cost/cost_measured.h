@@ -134,7 +134,7 @@ static inline AttentionSizes rates_attention_sizes_(const Rates_* r) {
 
 static inline void rates_attention_(Rates_* r) {
     const AttentionSizes sizes = rates_attention_sizes_(r);
-    const AttentionPass pass = {sizes, NULL, r->a, NULL, r->d, r->c};
+    const AttentionPass pass = {sizes, NULL, r->a, NULL, r->d, r->c, NULL, NULL};
     const AttentionGradients d = {r->d, r->b, NULL};
     attention_either_forward_cpu(&pass, &r->attention);
     attention_either_backward_cpu(&d, &pass, &r->attention);

@@ -241,7 +241,7 @@ void log_open(RunLog* log, const LogSettings* o) {
     log->step_tokens = (double)o->step_tokens;
     log->eval_every = o->eval_every;
     log->open_s = time_now_s();
-    log->peak = log->divergence = log->power_w = log->clock_mhz = NAN;
+    log->peak = log->divergence = log->score = log->power_w = log->clock_mhz = NAN;
     if (o->out_dir[0]) {
         file_make_directory(o->out_dir);
         if (o->start == LOG_NEW) {

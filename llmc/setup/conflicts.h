@@ -86,6 +86,9 @@ void setup_check_share(const Settled* s);
 // Refuses an optimizer that does not fit the model or its recipe.
 void setup_check_optimizer(const Settled* s);
 
+// Rejects --qk-clip where scores do not follow the weights, or the weights stay.
+void setup_check_qk_clip(const Settled* s);
+
 // Refuses a malformed --average, and runs that cannot keep or evaluate one.
 void setup_check_average(const Settled* s);
 
@@ -590,6 +593,58 @@ void setup_check_optimizer(const Settled* s) {
                   word);
     }
     setup_check_widths_(s);
+}
+
+// Returns the first layer with attention in which a weight of queries or keys is frozen; -1: none.
+static int setup_frozen_heads_(const Settled* s) {
+    static const size_t members[] = {offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb),
+                                     offsetof(ModelParameters, qupw), offsetof(ModelParameters, kvupw)};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(rows, s->cfg, 1);
+    for (int l = 0; l < s->cfg.L; l++) {
+        for (int i = 0; i < 4 && model_layer_has(s->cfg, LAYERS_ATTENTION, l); i++) {
+            const int row = (int)(members[i] / sizeof(floatX*));
+            if (!tensor_is_absent(&rows[row]) && freeze_has(&s->freeze, row, l)) {
+                return l;
+            }
+        }
+    }
+    return -1;
+}
+
+void setup_check_qk_clip(const Settled* s) {
+    const Options* o = &s->options;
+    const double limit = (double)o->optimizer.qk_clip;
+    const Architecture* kinds = model_architecture(s->cfg.arch);
+    const int frozen = limit > 0 ? setup_frozen_heads_(s) : -1;
+    Average average;
+    if (limit == 0 || s->use != USE_TRAIN) {
+        return;
+    }
+    if (heads_parts(kinds->heads).has_norm) {
+        die_usage("--qk-clip %g, --arch %s, whose queries and keys are normalized: their weights do not set "
+                  "the scores; wanted 0",
+                  limit, kinds->word);
+    }
+    if (s->cfg.attention_softcap > 0) {
+        die_usage("--qk-clip %g, --arch %s, whose scores have a cap of %g; wanted 0", limit, kinds->word,
+                  (double)s->cfg.attention_softcap);
+    }
+    if (model_layers_of(s->cfg, LAYERS_ATTENTION) == 0) {
+        die_usage("--qk-clip %g, and no layer with attention; wanted 0", limit);
+    }
+    if (model_has_adapter(s->cfg)) {
+        die_usage("--qk-clip %g, and an adapter, whose base is frozen; wanted 0", limit);
+    }
+    if (frozen >= 0) {
+        die_usage("--qk-clip %g, --freeze %s: queries or keys of layer %d are frozen; wanted 0", limit,
+                  o->optimizer.freeze, frozen);
+    }
+    if (average_parse(&average, o->optimizer.average) && average.is_kept) {
+        die_usage("--qk-clip %g, --average %s, which would have the weights before they are clipped; wanted "
+                  "one of them",
+                  limit, o->optimizer.average);
+    }
 }
 
 void setup_check_average(const Settled* s) {

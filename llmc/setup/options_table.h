@@ -154,6 +154,7 @@ struct Options {
         const char* mup;
         int adafactor_scale;
         float matrix_lr, matrix_weight_decay;
+        float qk_clip;
         int muon_scale, muon_polynomial, muon_momentum, muon_rows, soap_every, soap_max_side;
         const char* average;
         float grad_clip, skip_loss_z, skip_grad_z;
@@ -496,6 +497,9 @@ const OptionRow OPTION_TABLE[] = {
         "memory"},
     {"optimizer",   "muon-rows",      "",   SWITCH_(optimizer.muon_rows),         0,       0, RUN_ | NEEDS_(MUON), "off",
         "off|on", "for muon: normalize each row of an update by the running mean of its squares (NorMuon)"},
+    {"optimizer",   "qk-clip",        "",   FLOAT_(optimizer.qk_clip),            0,   MANY_, CPU_ | RUN_, "0",
+        "", "after an update, scale the queries and keys of each head whose largest attention score was above this (QK clip "
+        "of MuonClip, which has 100); 0: off"},
     {"optimizer",   "soap-every",     "",   INT_(optimizer.soap_every),           1,   MANY_, RUN_ | NEEDS_(SOAP), "10",
         "updates", "for soap: updates between two changes of the eigenbases"},
     {"optimizer",   "soap-max-side",  "",   INT_(optimizer.soap_max_side),        0,   65536, RUN_ | NEEDS_(SOAP), "4096",

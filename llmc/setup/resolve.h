@@ -650,6 +650,7 @@ static void settle_run_(Settled* s, RunData* data, const Options* options, const
         settle_training_(s, data);
         setup_note_late(settle_notes_(options), s, data);
         setup_check_optimizer(s);
+        setup_check_qk_clip(s);
         setup_check_mup(s);
         setup_check_average(s);
         setup_check_adapter_run(s, data);

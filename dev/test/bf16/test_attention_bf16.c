@@ -36,7 +36,7 @@ static Run run_of(const Bf16Kernel* kernel, AttentionSizes sizes, float* qkv, fl
     AttentionBf16Scratch scratch;
     Memory memory = memory_on_host();
     attention_bf16_open(&scratch, &memory, *kernel, sizes.T, sizes.HS);
-    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse};
+    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse, NULL, NULL};
     attention_bf16_forward_cpu(&pass, &scratch);
     attention_bf16_backward_cpu(&(AttentionGradients){dout, r.dqkv, NULL}, &pass, &scratch);
     memory_close(&memory);
@@ -297,7 +297,7 @@ static void test_packed(const Bf16Kernel* kernel, int NH, int KV) {
         }
     }
     const AttentionBf16Gradient gradient = {dqkv, sums, {NULL, HS}};
-    const AttentionPass pass = {sizes, starts, NULL, NULL, out, lse};
+    const AttentionPass pass = {sizes, starts, NULL, NULL, out, lse, NULL, NULL};
     attention_bf16_packed_forward_cpu(qkv, &pass, &scratch);
     attention_bf16_packed_backward_cpu(gradient, want.dout, qkv, &pass, &scratch);
     EXPECT(ops_same_bits(out, want.out, N * Q) && ops_same_bits(lse, want.lse, N * NH), "%s: packed qkv",
@@ -328,7 +328,7 @@ static AttentionResults run_either(AttentionSizes s, AttentionInputs in, const v
     AttentionBf16Scratch* a = (AttentionBf16Scratch*)scratch;
     const AttentionResults r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)),
                                 ops_floats((size_t)s.B * attention_keys(s) * 2 * attention_keys_size(s))};
-    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse};
+    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse, NULL, NULL};
     attention_bf16_forward_cpu(&pass, a);
     attention_bf16_backward_cpu(&(AttentionGradients){in.dout, r.dqkv, r.dkv}, &pass, a);
     return r;

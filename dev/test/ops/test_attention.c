@@ -22,7 +22,7 @@ static Run run_documents(AttentionSizes sizes, const int* starts, float* qkv, fl
                          AttentionScratch* scratch) {
     const Run r = {
         sizes, starts, qkv, dout, ops_floats(outs(sizes)), ops_floats(lses(sizes)), ops_floats(qkvs(sizes))};
-    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse};
+    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse, NULL, NULL};
     attention_forward_cpu(&pass, scratch);
     attention_backward_cpu(&(AttentionGradients){dout, r.dqkv, NULL}, &pass, scratch);
     return r;
@@ -92,7 +92,7 @@ static void check_sinks(AttentionSizes s, const int* starts) {
     Memory memory = memory_on_host();
     attention_open(&scratch, &memory, s.T, s.HS);
     const Run r = {s, starts, qkv, dout, ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s))};
-    const AttentionPass pass = {s, starts, qkv, NULL, r.out, r.lse};
+    const AttentionPass pass = {s, starts, qkv, NULL, r.out, r.lse, NULL, NULL};
     const double *wide = ops_widen(qkv, qkvs(s)), *wide_dout = ops_widen(dout, outs(s)),
                  *wide_sinks = ops_widen(sinks, (size_t)s.NH);
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s)),
@@ -350,7 +350,7 @@ static AttentionResults run_either(AttentionSizes s, AttentionInputs in, const v
     AttentionScratch* a = (AttentionScratch*)scratch;
     const AttentionResults r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)),
                                 ops_floats((size_t)s.B * attention_keys(s) * 2 * attention_keys_size(s))};
-    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse};
+    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse, NULL, NULL};
     attention_forward_cpu(&pass, a);
     attention_backward_cpu(&(AttentionGradients){in.dout, r.dqkv, r.dkv}, &pass, a);
     return r;
@@ -408,7 +408,7 @@ static void test_cached(int NH, int KV, int HS, int window, float cap) {
         memcpy(last + b * QKV, qkv + (size_t)(T - 1) * QKV, (size_t)QKV * sizeof(float));
         want[b] = run_documents(sizes, window ? windows(1, T, window) : NULL, qkv, dout, &scratch);
     }
-    const AttentionPass pass = {step, NULL, last, NULL, out, lse};
+    const AttentionPass pass = {step, NULL, last, NULL, out, lse, NULL, NULL};
     attention_cached_cpu(&pass, positions, window, cache, &scratch);
     for (int b = 0; b < TEXTS; b++) {
         for (int h = 0; h < NH; h++) {
