@@ -370,6 +370,31 @@ static void test_threads(const Bf16Kernel* kernel) {
     ops_close("threads");
 }
 
+// The largest scores are those of fp32, without padding, if the factors are bf16 numbers.
+static void test_largest(const Bf16Kernel* kernel) {
+    const AttentionSizes s = attention_sizes(2, 100, 4, 2, 16);
+    const int lengths[] = {70, 100};
+    float *qkv = bf16_normal(qkvs(s)), *out = ops_floats(outs(s)), *lse = ops_floats(lses(s));
+    double got[4] = {0, 0, 0, 1e6}, want[4] = {0, 0, 0, 1e6};
+    const AttentionPass pass = {s, NULL, qkv, NULL, out, lse, lengths, got},
+                        in_fp32 = {s, NULL, qkv, NULL, out, lse, lengths, want};
+    AttentionBf16Scratch scratch;
+    AttentionScratch fp32;
+    Memory memory = memory_on_host();
+    for (size_t i = 80 * (size_t)attention_qkv_size(s); i < 100 * (size_t)attention_qkv_size(s); i++) {
+        qkv[i] *= 8; // padding
+    }
+    attention_bf16_open(&scratch, &memory, *kernel, s.T, s.HS);
+    attention_open(&fp32, &memory, s.T, s.HS);
+    attention_bf16_forward_cpu(&pass, &scratch);
+    attention_forward_cpu(&in_fp32, &fp32);
+    for (int h = 0; h < 4; h++) {
+        EXPECT_NEAR(got[h], want[h], 1e-6 * want[h], "%s: the largest score of head %d", kernel->name, h);
+    }
+    memory_close(&memory);
+    ops_close("largest");
+}
+
 TEST(attention_bf16) {
     vec_flush_denormals(); // as the trainer does
     threads_set(2);
@@ -385,6 +410,7 @@ TEST(attention_bf16) {
         test_packed(&kernels[k], 3, 1);
         test_groups(&kernels[k]);
         test_caps(&kernels[k]);
+        test_largest(&kernels[k]);
     }
     LARGE(test_long(&kernels[0]));
     test_sharp(&kernels[0]);
