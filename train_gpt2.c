@@ -623,12 +623,13 @@ static void model_move_biases(Model* model, const double* statistics, Update upd
     }
 }
 
-// Clips the heads of this process whose scores in the update were above the limit, given the largest
-// scores of all heads of the model; NULL: none. All processes that have a weight clip it alike.
-static void model_clip_heads(Model* model, const double* scores, float limit) {
+// Clips the heads of this process whose scores in the update were above the limit, given the
+// largest scores of all heads of the model; NULL: none. All processes that have a weight clip it
+// alike.
+static void model_clip_heads(Model* model, const double* scores, Update update) {
     int clips = 0;
     for (int l = 0; l < model->cfg.L && scores; l++) {
-        clips |= qk_clip_layer_cpu(&model->layers[l], model->cfg, l, scores, limit);
+        clips |= qk_clip_layer_cpu(&model->layers[l], model->cfg, l, scores, update.qk_clip);
     }
     if (clips) {
         linear_pack(&model->linear);
@@ -882,7 +883,7 @@ static void train(Model* model, Run* run) {
             model_update(model, update);
         }
         model_move_biases(model, run_moves_biases(run), update);
-        model_clip_heads(model, run_clips_heads(run), run->settled->options.optimizer.qk_clip);
+        model_clip_heads(model, run_clips_heads(run), update);
         run_end_step(run);
         if (run_diverges(run)) {
             run_roll_back(run);

@@ -205,7 +205,7 @@ ALWAYS_INLINE float muon_mix_(float b, float grad, Muon opt) {
     return multiply_add(opt.momentum, b, (1.0f - opt.momentum) * (grad * opt.grad_scale));
 }
 
-// The same with b in 8 bits, block by block.
+// Does so with b in 8 bits, block by block.
 static void muon_operand_8bit_(float* u, const float* grad, Moment b, size_t n, Muon opt) {
     const MomentTables tables = moment_tables();
 #pragma omp parallel for schedule(static)

@@ -274,6 +274,7 @@ typedef struct {
     int64_t average_n;      // number of the update in the average of the weights, from 1
     float router_bias_rate; // of the biases of routers (router.h)
     MuonPolynomial muon_polynomial;
+    float qk_clip; // limit of attention scores (qk_clip.h); 0: none
 } Update;
 
 // Returns the settings for one row: only some rows decay, and some have a rate of their own.

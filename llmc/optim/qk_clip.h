@@ -10,12 +10,12 @@ are scaled until the scores of that update would reach the limit and no more.
     weights and biases of the keys of head j       times c_j
     weights and biases of the queries of head h    times r_h / c_j
 
-So each score of head h has the factor r_h, whatever the other heads of its group need: the keys take
-no more than all of them need, the queries the rest. With as many heads of keys as of queries both
-take sqrt(r_h). Rotation by positions is linear, and keeps the factors.
+So each score of head h has the factor r_h, whatever the other heads of its group need: the keys
+take no more than all of them need, the queries the rest. With as many heads of keys as of queries
+both take sqrt(r_h). Rotation by positions is linear, and keeps the factors.
 
-With latents (latent.h) a head's channels that do not turn take sqrt(r_h) in queries and in keys. The
-turning key belongs to all heads and stays; the queries of these channels take r_h.
+With latents (latent.h) a head's channels that do not turn take sqrt(r_h) in queries and in keys.
+The turning key belongs to all heads and stays; the queries of these channels take r_h.
 
 Layers that share their weights have one S_h, the largest of all. The state of the optimizer stays
 as it is.
@@ -35,8 +35,8 @@ extern "C" {
 #endif
 
 // Clips the heads of layer l of this process's part of the model, if it is the first of those that
-// share its weights, in the parameters of that layer. `scores` are those of the whole model (layers,
-// heads). Returns true if it has changed any weight.
+// share its weights, in the parameters of that layer. `scores` (layers, heads) are those of the
+// whole model. Returns true if it has changed any weight.
 int qk_clip_layer_cpu(const ModelParameters* p, ModelConfig part, int l, const double* scores, float limit);
 
 #ifdef __cplusplus

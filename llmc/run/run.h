@@ -218,8 +218,8 @@ int run_accepts(Run* run, Update* update);
 // run_accepts judged; NULL if it was not made, or the biases of routers stay.
 const double* run_moves_biases(const Run* run);
 
-// Returns the largest scores of all heads, layer after layer, of the update that run_accepts judged;
-// NULL if it was not made, or without --qk-clip.
+// Returns the largest scores of all heads, layer after layer, of the update that run_accepts
+// judged; NULL if it was not made, or without --qk-clip.
 const double* run_clips_heads(const Run* run);
 
 // Counts the step, and logs it.

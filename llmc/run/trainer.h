@@ -24,8 +24,8 @@ functions that others call: for the plan, tasks, samples, loading and saving.
 #include "llmc/ops/router.h"
 
 // One rank's numbers of an update or a validation. In memory the largest scores of its heads follow
-// it (qk_clip.h), then the statistics of its routers (router.h), both layer after layer, then the losses and the targets of each source of a mixture,
-// then the losses of its micro-steps.
+// it (qk_clip.h), then the statistics of its routers (router.h), both layer after layer, then the
+// losses and the targets of each source of a mixture, then the losses of its micro-steps.
 typedef struct {
     // Sum of squares of this rank's part of the reduced gradient, which still has the loss scale.
     WideSum square_sum;

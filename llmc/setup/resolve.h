@@ -792,6 +792,7 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
         0, // run.h counts it
         options->optimizer.router_bias_rate,
         (MuonPolynomial)options->optimizer.muon_polynomial,
+        options->optimizer.qk_clip,
     };
     return update;
 }

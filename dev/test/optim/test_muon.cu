@@ -140,11 +140,11 @@ static double muon_growth(MuonPolynomial polynomial) {
     return growth;
 }
 
-// In fp32 each step multiplies what rounding did before it by at most its coefficient of X: Jordan's
-// five by 485 together, times a few roundings of X, whose elements are at most about 1.2, within
-// Polar Express at most 2. In bf16 the directions of small
-// singular values get lost in rounding: the change must be nearly parallel, and as large but for
-// some roundings of 4.775, which weigh most where there is one singular value.
+// In fp32 each step multiplies earlier roundings by at most its coefficient of X, Jordan's five
+// together by 485: times a few roundings of X, whose elements are at most about 1.2, within Polar
+// Express 2. In bf16 the directions of small singular values get lost in rounding: the change must
+// be nearly parallel, and as large but for some roundings of 4.775, which weigh most where there is
+// one singular value.
 template <class T>
 static void expect_change(const char* what, const Case* c, const float* got, const float* want,
                           const float* before, float rate, MuonPolynomial polynomial) {
