@@ -154,8 +154,9 @@ struct Options {
         const char* mup;
         int adafactor_scale;
         float matrix_lr, matrix_weight_decay;
+        int muon_scale, muon_polynomial, muon_momentum, muon_rows;
         float qk_clip;
-        int muon_scale, muon_polynomial, muon_momentum, muon_rows, soap_every, soap_max_side;
+        int soap_every, soap_max_side;
         const char* average;
         float grad_clip, skip_loss_z, skip_grad_z;
         int max_skips;
