@@ -24,6 +24,7 @@ units of the MLP, QKV columns of queries, keys and values, Vp tokens of the padd
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/zero.h"
+#include "llmc/optim/qk_clip.h"
 #include "llmc/optim/router_bias.h"
 #include "llmc/optim/update_groups.h"
 #include "llmc/setup/resolve.h"
@@ -588,11 +589,13 @@ static void stage_end(Model* model) { stage_leave_cpu(&model->stage, &model->gro
 // -------------------------------------------------------------------------------------------------
 // Micro-steps
 
-// Forward on the batch of a micro-step. Adds the time to the report.
+// Forward on the batch of a micro-step. Adds the time and the largest scores to the report.
 static void micro_step_forward(Model* model, Batch batch, RankReport* report) {
     const double start_s = time_now_s();
     model->random = pass_random(batch);
+    model->attention.scores = rank_report_scores(report);
     model_forward(model, batch);
+    model->attention.scores = NULL; // of training alone
     teacher_forward(model, batch);
     report->pace_s += time_now_s() - start_s;
 }
@@ -631,6 +634,19 @@ static void model_move_biases(Model* model, const double* statistics, Update upd
         if (router_bias_moves(model->cfg, &model->freeze, l)) {
             router_bias_move(model->layers[l].routerb, model->cfg, l, statistics, update.router_bias_rate);
         }
+    }
+}
+
+// Clips the heads of this process whose scores in the update were above the limit, given the
+// largest scores of all heads of the model; NULL: none. All processes that have a weight clip it
+// alike.
+static void model_clip_heads(Model* model, const double* scores, Update update) {
+    int clips = 0;
+    for (int l = 0; l < model->cfg.L && scores; l++) {
+        clips |= qk_clip_layer_cpu(&model->layers[l], model->cfg, l, scores, update.qk_clip);
+    }
+    if (clips) {
+        linear_pack(&model->linear);
     }
 }
 
@@ -882,6 +898,7 @@ static void train(Model* model, Run* run) {
             model_update(model, update);
         }
         model_move_biases(model, run_moves_biases(run), update);
+        model_clip_heads(model, run_clips_heads(run), update);
         run_end_step(run);
         if (run_diverges(run)) {
             run_roll_back(run);

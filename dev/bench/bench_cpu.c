@@ -264,7 +264,7 @@ static void bench_attention(Bench* bench, AttentionSizes sizes) {
     const size_t N = (size_t)sizes.B * T, Q = attention_queries_size(sizes), QKV = attention_qkv_size(sizes);
     float *qkv = random_floats(N * QKV), *dqkv = random_floats(N * QKV), *out = random_floats(N * Q);
     float *dout = random_floats(N * Q), *lse = random_floats(N * sizes.NH);
-    const AttentionPass pass = {sizes, NULL, qkv, NULL, out, lse};
+    const AttentionPass pass = {sizes, NULL, qkv, NULL, out, lse, NULL, NULL};
     const AttentionGradients d = {dout, dqkv, NULL};
     char name[64], shape[32];
     snprintf(shape, sizeof(shape), "B %d T %d, %d/%d", sizes.B, T, sizes.NH, sizes.KV);
@@ -466,7 +466,7 @@ static void bench_adafactor(Bench* bench, float* p, const float* g, size_t n) {
 // Measures the matrix of q of one layer.
 static void bench_muon(Bench* bench, float* p, const float* g, float* m) {
     const MuonScratch scratch = {check_alloc(muon_scratch_bytes(C, C), 1, "scratch"), &bench->matmul};
-    const MuonMatrix x = {p, g, m, NULL, C, C, NULL};
+    const MuonMatrix x = {p, g, {m, NULL, NULL}, NULL, C, C, NULL};
     const Muon opt = {.lr = 1e-4f, .momentum = 0.95f, .weight_decay = 0.1f, .grad_scale = 1};
     BENCH(bench, "muon, 768 x 768", muon_flops(C, C), bench->peak, "GFLOP/s",
           muon_update_cpu(x, opt, &scratch));

@@ -571,7 +571,7 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const TensorRow* 
     muon_open<floatX>(muon, &memory, &tensor, 1);
     const MuonUpdate<floatX> u = {{random_array<floatX>(bench, n, 0.02f), NULL, MASTER_NONE},
                                   {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)},
-                                  random_array<float>(bench, n, 1e-3f),
+                                  {random_array<float>(bench, n, 1e-3f), NULL, NULL},
                                   NULL,
                                   muon,
                                   {0.02f, 0.95f, 0.05f, 1.0f, 0.0f, MUON_SPECTRAL, DECAY_ALL},

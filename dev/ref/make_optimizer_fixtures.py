@@ -116,17 +116,43 @@ def adafactor_capped(param, o):
     return p
 
 
-def muon_options(param, o):
+def nearest_to_one(low, high):
+    """Coefficients of the odd polynomial of degree 5 that is nearest to 1 on [low, high], by Remez' exchange."""
+    at = np.linspace(low, high, 4)
+    for _ in range(50):
+        a, b, c, _ = np.linalg.solve(np.stack([at, at**3, at**5, np.array([1, -1, 1, -1])], axis=1), np.ones(4))
+        at[1:3] = np.sqrt((-3 * b + np.array([-1, 1]) * np.sqrt(9 * b * b - 20 * a * c)) / (10 * c))
+    return np.array([a, b, c])
+
+
+def polar_express(steps=5, low=1e-3, safety=1.02):
+    """Coefficients of the steps of Polar Express. Lower ends are at least 1/50 of the upper ones."""
+    high, all_steps = 1.0, []
+    for _ in range(steps):
+        k = nearest_to_one(max(low, high / 50), high)
+        ends = [k @ [x, x**3, x**5] for x in (low, high)]
+        k *= 2 / sum(ends) if low < high / 50 else 1
+        all_steps.append(k / [safety, safety**3, safety**5])
+        low = all_steps[-1] @ [low, low**3, low**5]
+        high = 2 - low
+    return [*all_steps[:-1], k]
+
+
+def muon_polar(param, o):
+    return muon_options(param, o, polar_express(), 1.02)
+
+
+def muon_options(param, o, steps=5 * [(3.4445, -4.7750, 2.0315)], margin=1.0):
     """Cautious decay and NorMuon's rows."""
     p, b, mean_squares, mu = param.copy(), 0.0, 0.0, o["beta1"]
     for t in range(1, UPDATES + 1):
         g = gradient(p.shape, t) * o["grad_scale"]
         b = mu * b + (1 - mu) * g
         x = mu * b + (1 - mu) * g
-        x /= np.linalg.norm(x) + 1e-7
-        for _ in range(5):
+        x /= margin * np.linalg.norm(x) + 1e-7
+        for of_x, of_a, of_aa in steps:
             a = x @ x.T
-            x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+            x = of_x * x + (of_a * a + of_aa * a @ a) @ x
         mean_squares = o["beta2"] * mean_squares + (1 - o["beta2"]) * (x * x).mean(axis=1, keepdims=True)
         balanced = x / np.sqrt(np.maximum(mean_squares, 1e-10))
         x = balanced * (np.linalg.norm(x) / np.linalg.norm(balanced))
@@ -166,6 +192,28 @@ def adamw8bit(param, o, block):
     return p.reshape(param.shape), codes, doubtful
 
 
+def muon_8bit(param, o, block=64):
+    """The momentum is kept in 8 bits, and the direction is made of it as it is kept."""
+    book = bitsandbytes.functional.create_dynamic_map(True).numpy().astype(np.float64)
+    p, n, mu = param.copy(), param.size, o["beta1"]
+    b, codes, doubtful = np.zeros(n), np.zeros(n, np.uint8), np.zeros(n, bool)
+    for t in range(1, UPDATES + 1):
+        g = gradient(param.shape, t).reshape(-1) * o["grad_scale"]
+        new, terms = mu * b + (1 - mu) * g, mu * np.abs(b) + (1 - mu) * np.abs(g)
+        for at in range(0, n, block):
+            part = slice(at, at + block)
+            scale = np.abs(new[part]).max()
+            codes[part] = encode(new[part], scale, book, terms[part], doubtful[part])
+            b[part] = book[codes[part]] * scale
+        x = (mu * b + (1 - mu) * g).reshape(p.shape)
+        x /= np.linalg.norm(x) + 1e-7
+        for _ in range(5):
+            a = x @ x.T
+            x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        p = (1 - o["lr"] * o["weight_decay"]) * p - o["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5 * x
+    return p, codes, doubtful
+
+
 # ---- the file ----
 
 def exact(**options):
@@ -190,6 +238,7 @@ CASES = [
     ("muon", muon_spectral, MUON),
     ("muon rms", muon_rms, MUON),
     ("muon options", muon_options, MUON),
+    ("muon polar options", muon_polar, MUON),
 ]
 
 
@@ -219,6 +268,12 @@ def main():
             assert doubtful.sum() <= 0.01 * doubtful.size + 1
             kept = kept_elements(~doubtful)
             cases.append(case_bytes("adamw8bit", shape, ADAM, param, kept, 1, block, codes))
+    for shape in [(33, 384), (160, 64), (1, 64)]:
+        first = first_params(shape)
+        param, codes, doubtful = muon_8bit(first, MUON)
+        print(f"muon in 8 bits {shape}: {doubtful.mean():.4f} of the elements are left out")
+        kept = kept_elements(~doubtful)
+        cases.append(case_bytes("muon 8bit", shape, MUON, param, kept, 1, 64, (codes, np.zeros_like(codes))))
     cases.append(muon_parts((33, 384)))
     books = [bitsandbytes.functional.create_dynamic_map(signed).numpy().tobytes() for signed in (True, False)]
     OUT.parent.mkdir(exist_ok=True)

@@ -130,7 +130,7 @@ reading_with() {
 # Rooms without vectors are tested with the address sanitizer; here only by `make check` and `rest`.
 test_plain() {
     # shellcheck disable=SC2046 # names without blanks
-    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,dropout,misuse,teacher,adapter,kill,experts,watch,answers,examples,allocations.short} crossings \
+    variant plain "${vector_rooms[@]}" "${slow_with_asan[@]}" cli_{families,architectures,dropout,misuse,teacher,adapter,qk_clip,kill,experts,watch,answers,examples,allocations.short} crossings \
         $(quarter build/plain/cli_ranks) $(quarter build/plain/cli_pipeline) $(reading_with plain)
 }
 variant_asan() {

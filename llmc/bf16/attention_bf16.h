@@ -478,7 +478,7 @@ static void attention_bf16_divide_(const AttentionBf16Head_* head, const float* 
 // Sets out and lse of a tile of queries.
 static void attention_bf16_forward_tile_(const AttentionBf16Head_* head, AttentionQueries_ q) {
     const int from = attention_bf16_from_(head->starts, q.t0);
-    float shift[BF16_TILE], sum[BF16_TILE];
+    float shift[BF16_TILE] = {0}, sum[BF16_TILE];
     attention_bf16_exponentials_(head, q, from, shift, sum);
     for (int i = 0; i < q.count; i++) {
         head->lse[q.row + i] = shift[i] / LOG2_E + logf(sum[i]);
@@ -492,12 +492,32 @@ static void attention_bf16_forward_tile_(const AttentionBf16Head_* head, Attenti
     }
 }
 
+// Returns the largest score of a tile of queries, without padding. Shifts need no maximum, so this
+// computes the scores once more.
+static float attention_bf16_largest_(const AttentionBf16Head_* head, AttentionQueries_ q) {
+    const AttentionBf16Pass_* pass = head->pass;
+    const int from = attention_bf16_from_(head->starts, q.t0),
+              real = attention_real_rows_(pass->fp32, head->b * pass->sizes.NH, q.t0, q.count);
+    float largest = -INFINITY;
+    attention_bf16_keys_(head, q, from, NULL, 0, -INFINITY, attention_bf16_max_finish_);
+    for (int i = 0; i < real; i++) {
+        largest = fmaxf(largest, vec_hmax(vec_load(head->s.sums + i * LANES)));
+    }
+    return largest * head->scale.factor;
+}
+
 // Computes all tiles of one head.
 static void attention_bf16_forward_head_(const AttentionBf16Head_* head) {
+    const AttentionPass* pass = head->pass->fp32;
     AttentionQueries_ tile;
+    float largest = -INFINITY;
     for (int row = 0; row < head->T; row += tile.count) {
         tile = attention_queries_(head->pass->sizes, row, BF16_TILE);
+        largest = pass->largest ? fmaxf(largest, attention_bf16_largest_(head, tile)) : largest;
         attention_bf16_forward_tile_(head, tile);
+    }
+    if (pass->largest) {
+        attention_raise_largest(pass, head->b * pass->sizes.NH + head->h, largest);
     }
 }
 

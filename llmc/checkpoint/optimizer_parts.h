@@ -652,11 +652,18 @@ static int checkpoint_same_sides_(const SavedState* s, Optimizer optimizer) {
     return optimizer.name != OPTIMIZER_SOAP || (side && atoi(side) == optimizer.soap_max_side);
 }
 
+// Returns true if Muon's momentum was kept as this run keeps it.
+static int checkpoint_same_momentum_(const SavedState* s, Optimizer optimizer) {
+    const char* momentum = state_option(s, "muon-momentum"); // older files have none: fp32
+    const int was_8bit = momentum && strcmp(momentum, "8bit") == 0;
+    return optimizer.name != OPTIMIZER_MUON || was_8bit == (optimizer.muon_momentum == MUON_8BIT);
+}
+
 int checkpoint_state_fits(const SavedState* s, Optimizer optimizer, const MapOf* of) {
     const char* name = state_option(s, "optimizer");
     return !name || (strcmp(name, optimizer_word(optimizer.name)) == 0 &&
                      checkpoint_frozen_rows_(s, of->whole) == of->freeze.rows &&
-                     checkpoint_same_sides_(s, optimizer) &&
+                     checkpoint_same_sides_(s, optimizer) && checkpoint_same_momentum_(s, optimizer) &&
                      checkpoint_has_optional_(s, optimizer.name) == optimizer.has_optional);
 }
 

@@ -8,6 +8,7 @@ attention_config.h -- attention of a model: its sizes, and the rotary positions 
 
 #include "llmc/base/token_chunks.h"
 #include "llmc/model/config.h"
+#include "llmc/model/part.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/latent.h"
 #include "llmc/ops/rope.h"
@@ -18,6 +19,13 @@ static inline AttentionSizes attention_config_sizes(ModelConfig cfg, int B, int 
     sizes.root = cfg.attention_scale > 0 ? 1.0f / cfg.attention_scale : sizes.root;
     sizes.cap = cfg.attention_softcap;
     return sizes;
+}
+
+// Returns the numbers (NH) of the heads of layer l of a part, among those of a whole model (layers,
+// heads).
+static inline double* attention_config_scores_at(double* all, ModelConfig part, int l) {
+    const size_t heads = (size_t)model_of_part(part).NH, layer = (size_t)(part.part.first_layer + l);
+    return all + layer * heads + (size_t)part.part.tensor_rank * (size_t)part.NH;
 }
 
 // Returns the sizes of latents for N tokens; rank 0: the model has none.

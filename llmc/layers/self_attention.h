@@ -49,6 +49,7 @@ typedef struct {
     ModelRopes ropes;
     ContextParallel context;
     LatentScratch latents; // of a step of decoding
+    double* scores;        // largest ones of the model (qk_clip.h), while they are wanted; or NULL
 } Attention;
 
 static inline void attention_either_open(Attention* a, Memory* memory, int is_bf16, int T, int HS) {
@@ -110,6 +111,8 @@ typedef struct {
     int sequence;         // prefill: its place in the cache
     const int* positions; // decode: of each row; else NULL
     Dropout dropout;      // of the weights of this rank's heads
+    const int* lengths;   // (B), or NULL
+    double* largest;      // (NH) scores, or NULL
     Linear* linear;
     Attention* attention;
 } SelfAttention;
@@ -143,40 +146,43 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
     const int* positions = pass_is_step(pass) ? pass->positions.given : NULL;
     const Rope rope =
         attention_config_layer_rope(&attention->ropes, cfg, layer->l, positions ? 0 : attention_keys(sizes));
-    return (SelfAttention){.sizes = sizes,
-                           .starts = model_window(cfg, layer->l) > 0 ? window_starts : pass->starts,
-                           .window = model_window(cfg, layer->l),
-                           .weight = layer->weights.qkv,
-                           .proj = layer->weights.attproj,
-                           .gate = layer->weights.gate,
-                           .gates = a->att_gate,
-                           .gated = a->att_gated,
-                           .latents = latents_of(layer),
-                           .proj_bias = p->attprojb,
-                           .heads = {model_architecture(cfg.arch)->heads,
-                                     model_norm_eps(cfg),
-                                     model_norm_offset(cfg),
-                                     sizes,
-                                     rope,
-                                     positions,
-                                     p->qnormw,
-                                     p->knormw,
-                                     a->qk_raw,
-                                     a->qk_rstd,
-                                     {(HeadsSums*)(void*)a->qk_sums, layer->tensor.group}},
-                           .sinks = p->sinks,
-                           .values = self_attention_values_of_(layer),
-                           .table_first = attention_config_table(cfg, layer->l),
-                           .qkv = a->qkv,
-                           .atty = a->atty,
-                           .lse = a->att_lse,
-                           .tensor = layer->tensor,
-                           .cache = {pass->cached ? a->kv : NULL, pass->cached},
-                           .sequence = pass->sequence,
-                           .positions = positions,
-                           .dropout = self_attention_dropout_(layer),
-                           .linear = layer->linear,
-                           .attention = attention};
+    return (SelfAttention){
+        .sizes = sizes,
+        .starts = model_window(cfg, layer->l) > 0 ? window_starts : pass->starts,
+        .window = model_window(cfg, layer->l),
+        .weight = layer->weights.qkv,
+        .proj = layer->weights.attproj,
+        .gate = layer->weights.gate,
+        .gates = a->att_gate,
+        .gated = a->att_gated,
+        .latents = latents_of(layer),
+        .proj_bias = p->attprojb,
+        .heads = {model_architecture(cfg.arch)->heads,
+                  model_norm_eps(cfg),
+                  model_norm_offset(cfg),
+                  sizes,
+                  rope,
+                  positions,
+                  p->qnormw,
+                  p->knormw,
+                  a->qk_raw,
+                  a->qk_rstd,
+                  {(HeadsSums*)(void*)a->qk_sums, layer->tensor.group}},
+        .sinks = p->sinks,
+        .values = self_attention_values_of_(layer),
+        .table_first = attention_config_table(cfg, layer->l),
+        .qkv = a->qkv,
+        .atty = a->atty,
+        .lse = a->att_lse,
+        .tensor = layer->tensor,
+        .cache = {pass->cached ? a->kv : NULL, pass->cached},
+        .sequence = pass->sequence,
+        .positions = positions,
+        .lengths = pass->lengths,
+        .largest = attention->scores ? attention_config_scores_at(attention->scores, cfg, layer->l) : NULL,
+        .dropout = self_attention_dropout_(layer),
+        .linear = layer->linear,
+        .attention = attention};
 }
 
 // Returns true if this rank has a part of each sequence.
@@ -195,7 +201,8 @@ static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
 
 // Returns the pass of attention; kv are gathered keys, or NULL.
 static inline AttentionPass self_attention_pass_(const SelfAttention* a, const float* kv) {
-    return (AttentionPass){a->sizes, a->starts, a->qkv, kv, a->atty, a->lse, a->dropout};
+    return (AttentionPass){a->sizes, a->starts,  a->qkv,     kv,        a->atty,
+                           a->lse,   a->dropout, a->lengths, a->largest};
 }
 
 static inline LatentCache self_attention_latents_(const SelfAttention* a) {

@@ -8,8 +8,8 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
     {"kind":"config","run":"16 hexadecimal digits","options":{...},"command":...,"program":...,
      "trainer":...,"host":...,"device":...,"floor":...,"mem_mb":{"parameters":...},
      "host_mem_mb":{...},"disk_mb":{...},"time":...}  (the command as it was typed, for a shell)
-    {"kind":"train","step":1,"loss":...,"kl":...,"norm":...,"lr":...,"ms":...,"data_ms":...,
-     "tok_per_s":...,"mfu":...,"peak":...,"expert_load":...,"router_entropy":...,
+    {"kind":"train","step":1,"loss":...,"kl":...,"score":...,"norm":...,"lr":...,"ms":...,
+     "data_ms":...,"tok_per_s":...,"mfu":...,"peak":...,"expert_load":...,"router_entropy":...,
      "source_loss":{"web":...},"power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,
      "time":...}  (the mean loss of each source of a mixture that has targets in the step)
     {"kind":"experts","step":1,"load":[[...],...]}  (of each layer the load of each expert in the
@@ -33,7 +33,8 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
      "elapsed_s":...,"tok_per_s":...,"samples_per_s":...,"data_s":...,"planned_mb":...,
      "peak_mb":...}  (memory in MiB; no speed without steps)
 
-kl is the divergence from the teacher, in runs with one; mfu is a share of peak, in FLOP/s; tokens
+kl is the divergence from the teacher, in runs with one; score the largest attention score of the
+step before its update, in runs with --qk-clip; mfu is a share of peak, in FLOP/s; tokens
 counts all steps so far; elapsed_s is the time of the run, including validations, summed over all
 starts of the program; time is Unix time in seconds. Models with experts have expert_load and
 router_entropy (log_routing). power_w and clock_mhz are a GPU's, once a second; floor is present if
@@ -241,7 +242,7 @@ void log_open(RunLog* log, const LogSettings* o) {
     log->step_tokens = (double)o->step_tokens;
     log->eval_every = o->eval_every;
     log->open_s = time_now_s();
-    log->peak = log->divergence = log->power_w = log->clock_mhz = NAN;
+    log->peak = log->divergence = log->score = log->power_w = log->clock_mhz = NAN;
     if (o->out_dir[0]) {
         file_make_directory(o->out_dir);
         if (o->start == LOG_NEW) {

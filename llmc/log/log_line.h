@@ -78,7 +78,7 @@ typedef struct {
     double peak;                // for the next lines; NAN: unknown
     double load, entropy;       // of the step's experts; no load: no experts
     LogMixture mixture;         // for the next line; no sources: none
-    double divergence;          // for the next line; NAN: none
+    double divergence, score;   // for the next line; NAN: none
     double power_w, clock_mhz;  // for the next line; NAN: not measured
 
     LogBin train[LOG_BINS], val[LOG_BINS];

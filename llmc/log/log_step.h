@@ -35,6 +35,9 @@ static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
 // Sets the mean divergence from the teacher, in nats; NAN: none. Call it before log_train.
 static inline void log_divergence(RunLog* log, double divergence) { log->divergence = divergence; }
 
+// Sets the largest attention score of a step (qk_clip.h); NAN: unknown. Call it before log_train.
+static inline void log_score(RunLog* log, double score) { log->score = score; }
+
 // Sets the power and clock that the device reports; NAN: unknown. Call it before log_train.
 static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
     log->power_w = power_w;
@@ -119,7 +122,7 @@ typedef struct {
     int rank;
     char text[64];
 } LogField_;
-enum { LOG_FIELDS_ = 12, LOG_RANKS_ = 7 };
+enum { LOG_FIELDS_ = 13, LOG_RANKS_ = 7 };
 
 __attribute__((format(printf, 3, 4))) static inline void log_field_(LogField_* field, int rank,
                                                                     const char* format, ...) {
@@ -167,13 +170,16 @@ static void log_format_step_(RunLog* log, int64_t step, LogUpdate u) {
     if (log->load > 0) {
         log_field_(&f[6], 5, " | load %.2f, entropy %.2f", log->load, log->entropy);
     }
-    log_field_(&f[7], 4, " | lr %.2e", u.lr);
-    log_field_(&f[8], 1, " | %.1f ms", u.ms);
-    if (isfinite(u.mfu)) {
-        log_field_(&f[9], 5, " | %.1f%% MFU", 100 * u.mfu);
+    if (isfinite(log->score)) {
+        log_field_(&f[7], 5, " | score %.1f", log->score);
     }
-    log_field_(&f[10], 2, " | %.0f tok/s", 1e3 * log->step_tokens / log->smooth_ms);
-    log_field_(&f[11], 0, " | eta %s", log_duration(log_eta_s_(log, step), eta));
+    log_field_(&f[8], 4, " | lr %.2e", u.lr);
+    log_field_(&f[9], 1, " | %.1f ms", u.ms);
+    if (isfinite(u.mfu)) {
+        log_field_(&f[10], 5, " | %.1f%% MFU", 100 * u.mfu);
+    }
+    log_field_(&f[11], 2, " | %.0f tok/s", 1e3 * log->step_tokens / log->smooth_ms);
+    log_field_(&f[12], 0, " | eta %s", log_duration(log_eta_s_(log, step), eta));
     log_join_(log, f);
 }
 
@@ -241,6 +247,7 @@ void log_train(RunLog* log, int64_t step, LogUpdate u) {
     log_line_begin(log, "train", step);
     log_line_number(log, "loss", u.loss);
     log_line_known(log, "kl", log->divergence);
+    log_line_known(log, "score", log->score);
     log_line_number(log, "norm", u.norm);
     log_line_number(log, "lr", u.lr);
     log_line_number(log, "ms", u.ms);

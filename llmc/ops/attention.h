@@ -148,7 +148,22 @@ typedef struct {
     const float* kv; // gathered keys and values; NULL: use qkv's own
     float *out, *lse;
     Dropout dropout; // of the weights of head 0, by query; the other heads' places follow
+    const int* lengths; // (B) tokens of each whole sequence, the rest is padding; NULL: all
+    double* largest;    // (NH) raised to the largest score, if any is larger; NULL: not wanted
 } AttentionPass;
+
+// Raises the largest score of head `index` of B * NH. Threads may do so in any order.
+static inline void attention_raise_largest(const AttentionPass* pass, int index, float score) {
+    double* largest = pass->largest + index % pass->sizes.NH;
+#pragma omp critical(attention_largest)
+    *largest = fmax(*largest, (double)score);
+}
+
+// Returns how many of a tile's queries of head `index` of B * NH are no padding.
+static inline int attention_real_rows_(const AttentionPass* pass, int index, int t0, int count) {
+    const int length = pass->lengths ? pass->lengths[index / pass->sizes.NH] : t0 + count;
+    return int_max(0, int_min(count, length - t0));
+}
 
 // Arrays that the backward pass reads besides, and that it sets.
 typedef struct {
@@ -315,8 +330,8 @@ static inline void attention_drop_row_(float* p, const Dropout* dropout, int row
     }
 }
 
-// Sets out and lse of a tile of queries.
-static inline void attention_forward_tile_(const AttentionHeadCpu_* head, AttentionQueries_ tile) {
+// Sets out and lse of a tile of queries. Returns the largest score of its first `real` ones.
+static inline float attention_forward_tile_(const AttentionHeadCpu_* head, AttentionQueries_ tile, int real) {
     const AttentionScratch_* s = head->scratch;
     const size_t stride = head->out_stride;
     const int HS = head->HS, rows = tile.count, keys = tile.t0 + rows,
@@ -328,7 +343,7 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, Attent
         attention_scores_(scores, queries, s->k_by_key + (size_t)u * HS, attention_block_end_(u, keys) - u,
                           HS);
     }
-    float inverse[MATMUL_TILE_ROWS];
+    float inverse[MATMUL_TILE_ROWS], largest = -INFINITY;
     for (int i = 0; i < rows; i++) {
         float* row = s->row_p + i * ATTENTION_KEYS;
         const int start = attention_start_(head->starts, tile.t0 + i), end = tile.t0 + i + 1;
@@ -343,6 +358,7 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, Attent
         if (dropout_is_on(&head->dropout)) {
             attention_drop_row_(row, &head->dropout, tile.row + i, from, end);
         }
+        largest = i < real ? fmaxf(largest, max) : largest;
     }
     float* out = head->out + tile.row * stride;
     for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
@@ -356,6 +372,7 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, Attent
             out[i * stride + d] *= inverse[i];
         }
     }
+    return largest;
 }
 
 void attention_forward_cpu(const AttentionPass* pass, AttentionScratch* scratch);
@@ -566,9 +583,14 @@ void attention_forward_cpu(const AttentionPass* pass, AttentionScratch* scratch)
         attention_pack_by_key_(s->k_by_key, head.k, head.key_stride, 0, W, HS);
         attention_pack_by_dim_(s->v_by_dim, head.v, head.key_stride, W, head.capacity, HS);
         AttentionQueries_ tile;
+        float largest = -INFINITY;
         for (int row = 0; row < sizes.T; row += tile.count) {
             tile = attention_queries_(sizes, row, MATMUL_TILE_ROWS);
-            attention_forward_tile_(&head, tile);
+            const int real = attention_real_rows_(pass, h, tile.t0, tile.count);
+            largest = fmaxf(largest, attention_forward_tile_(&head, tile, real));
+        }
+        if (pass->largest) {
+            attention_raise_largest(pass, h, largest);
         }
     }
 }

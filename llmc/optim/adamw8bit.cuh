@@ -77,9 +77,9 @@ __device__ inline AdamW8bitFour adamw8bit_load(const AdamW8bitState& state, size
     return four;
 }
 
-// Returns max |x| of a block to its 16 lanes. As integers, the bits of positive numbers have the
-// same order, with infinity and NaN last.
-__device__ inline float adamw8bit_largest_(const Elements<float, 4>& x) {
+// Returns max |x| of a block to its 16 lanes, of `lanes` that call it. As integers, the bits of
+// positive numbers have the same order, with infinity and NaN last.
+__device__ inline float adamw8bit_largest_(const Elements<float, 4>& x, unsigned lanes) {
     int largest = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -87,7 +87,7 @@ __device__ inline float adamw8bit_largest_(const Elements<float, 4>& x) {
     }
 #pragma unroll
     for (int distance = ADAMW8BIT_LANES_ / 2; distance > 0; distance /= 2) {
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+        largest = max(largest, __shfl_xor_sync(lanes, largest, distance));
     }
     return float_of_bits((uint32_t)largest);
 }
@@ -95,7 +95,8 @@ __device__ inline float adamw8bit_largest_(const Elements<float, 4>& x) {
 // Encodes the moments of elements i ... i+3, with the scales of their block. All lanes of the warp
 // call it.
 __device__ inline void adamw8bit_store(const AdamW8bitState& state, size_t i, const AdamW8bitFour& four) {
-    const float m_scale = adamw8bit_largest_(four.m), v_scale = adamw8bit_largest_(four.v);
+    const float m_scale = adamw8bit_largest_(four.m, 0xffffffffu),
+                v_scale = adamw8bit_largest_(four.v, 0xffffffffu);
     const float of_m = code8_inverse(m_scale), of_v = code8_inverse(v_scale);
     Elements<uint8_t, 4> m, v;
 #pragma unroll
@@ -109,6 +110,41 @@ __device__ inline void adamw8bit_store(const AdamW8bitState& state, size_t i, co
     if (threadIdx.x % ADAMW8BIT_LANES_ == 0) {
         state.m_scale[i / ADAMW8BIT_BLOCK] = m_scale;
         state.v_scale[i / ADAMW8BIT_BLOCK] = v_scale;
+    }
+}
+
+// ---- one moment, for other rules ----
+
+// Returns the lanes that share a block with this one.
+__device__ inline unsigned moment_lanes_() { return 0xffffu << (threadIdx.x & 16); }
+
+// Returns elements i ... i+3 of a moment in 8 bits.
+__device__ inline Elements<float, 4> moment_load(const Moment& moment, size_t i, const Code8Pair* values) {
+    const Elements<uint8_t, 4> codes = elements_load<4>(moment.m8 + i);
+    const float scale = moment.scale[i / ADAMW8BIT_BLOCK];
+    Elements<float, 4> x;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        x[k] = values[codes[k]].m * scale;
+    }
+    return x;
+}
+
+// Keeps elements i ... i+3, and sets x to the values as they are kept. The 16 lanes of a block call
+// it together.
+__device__ inline void moment_store(const Moment& moment, size_t i, Elements<float, 4>* x,
+                                    const Code8Pair* values) {
+    const float scale = adamw8bit_largest_(*x, moment_lanes_()), inverse = code8_inverse(scale);
+    Elements<uint8_t, 4> codes;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        codes[k] = (uint8_t)code8_encode((*x)[k] * inverse, CODE8_SIGNED);
+        (*x)[k] = values[codes[k]].m * scale;
+    }
+    __syncwarp(moment_lanes_()); // all lanes have read the scale
+    elements_store(moment.m8 + i, codes);
+    if (threadIdx.x % ADAMW8BIT_LANES_ == 0) {
+        moment.scale[i / ADAMW8BIT_BLOCK] = scale;
     }
 }
 

@@ -30,7 +30,7 @@ The codes in order of their values:
     signed, for m      0 ... 126 negative       127: 0      128 ... 254      255: 1
     unsigned, for v    0: 0                     1 ... 254                    255: 1
 
-With blocks of 64, 16.25 bytes move per parameter.
+With blocks of 64, 16.25 bytes move per parameter. Muon can keep its momentum so (Moment).
 */
 #ifndef LLMC_ADAMW8BIT_H
 #define LLMC_ADAMW8BIT_H
@@ -124,7 +124,7 @@ HOST_DEVICE int code8_encode(float x, Code8 kind) {
     return kind == CODE8_UNSIGNED ? at - 1 : 127 + (x < 0 ? -negative : at);
 }
 
-// ---- the update ----
+// ---- blocks ----
 
 // the optimizer's block; the largest of any caller
 enum { ADAMW8BIT_BLOCK = 64, ADAMW8BIT_BLOCK_MOST = 256 };
@@ -212,31 +212,6 @@ ALWAYS_INLINE void adamw8bit_encode_(uint8_t* code, const float* x, size_t n, fl
     }
 }
 
-void adamw8bit_update_cpu(float* param, const float* grad, AdamW8bitState state, size_t n, size_t block,
-                          AdamW opt);
-
-#ifdef __cplusplus
-}
-#endif
-
-#ifdef ADAMW8BIT_IMPLEMENTATION
-
-#include <assert.h>
-
-// Returns the values of all codes.
-typedef struct {
-    float m[256], v[256];
-} AdamW8bitValues_;
-
-static AdamW8bitValues_ adamw8bit_values_(void) {
-    AdamW8bitValues_ values;
-    for (int code = 0; code < 256; code++) {
-        values.m[code] = code8_value(code, CODE8_SIGNED);
-        values.v[code] = code8_value(code, CODE8_UNSIGNED);
-    }
-    return values;
-}
-
 // Returns max |x|. As integers, the bits of positive numbers have the same order, with infinity and
 // NaN last.
 ALWAYS_INLINE float adamw8bit_scale_(const float* x, size_t n) {
@@ -273,6 +248,76 @@ ALWAYS_INLINE void adamw8bit_decode_(float* x, const uint8_t* code, size_t n, fl
     for (; i % LANES > 0; i++) {
         x[i] = 0;
     }
+}
+
+// ---- blocks of one moment, for other rules ----
+
+// A moment in 8 bits, signed; or in fp32, if there are no codes.
+typedef struct {
+    float* m;     // (n) or NULL
+    uint8_t* m8;  // (n) or NULL
+    float* scale; // (ceil(n / ADAMW8BIT_BLOCK)) or NULL
+} Moment;
+
+// Returns the moment from element i on, which begins a block.
+static inline Moment moment_from(Moment all, size_t i) {
+    const Moment from = {all.m ? all.m + i : NULL, all.m8 ? all.m8 + i : NULL,
+                         all.m8 ? all.scale + i / ADAMW8BIT_BLOCK : NULL};
+    return from;
+}
+
+// Values of the codes, and constants to encode.
+typedef struct {
+    float values[256];
+    AdamW8bitDecades_ decades;
+} MomentTables;
+
+static inline MomentTables moment_tables(void) {
+    MomentTables tables;
+    for (int code = 0; code < 256; code++) {
+        tables.values[code] = code8_value(code, CODE8_SIGNED);
+    }
+    tables.decades = adamw8bit_decades_(CODE8_SIGNED);
+    return tables;
+}
+
+// Sets the n values of a block, x, which has room for a whole one.
+ALWAYS_INLINE void moment_read(float* x, Moment block, size_t n, const MomentTables* tables) {
+    adamw8bit_decode_(x, block.m8, n, *block.scale, tables->values);
+}
+
+// Keeps the n values of a block, and sets x to the values as they are kept.
+ALWAYS_INLINE void moment_write(Moment block, float* x, size_t n, const MomentTables* tables) {
+    *block.scale = adamw8bit_scale_(x, n);
+    adamw8bit_encode_(block.m8, x, n, *block.scale, CODE8_SIGNED, &tables->decades);
+    moment_read(x, block, n, tables);
+}
+
+// ---- the update of AdamW ----
+
+void adamw8bit_update_cpu(float* param, const float* grad, AdamW8bitState state, size_t n, size_t block,
+                          AdamW opt);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ADAMW8BIT_IMPLEMENTATION
+
+#include <assert.h>
+
+// Returns the values of all codes.
+typedef struct {
+    float m[256], v[256];
+} AdamW8bitValues_;
+
+static AdamW8bitValues_ adamw8bit_values_(void) {
+    AdamW8bitValues_ values;
+    for (int code = 0; code < 256; code++) {
+        values.m[code] = code8_value(code, CODE8_SIGNED);
+        values.v[code] = code8_value(code, CODE8_UNSIGNED);
+    }
+    return values;
 }
 
 // Numbers that all blocks share.

@@ -2,7 +2,7 @@
 muon.cuh -- muon.h on the GPU, for the layers of a tensor together.
 
     params, master, grads    T, as in master_weights.cuh, T or fp32
-    b                        fp32   momentum, updated
+    b                        momentum, fp32 or in 8 bits, updated
     row_squares              fp32   NULL: X stays as it is
 
 One call (matmul_batch) multiplies the matrices of several layers, as many as fill a GPU: in bf16,
@@ -10,7 +10,7 @@ or in fp32 if the weights are fp32. cublasLt adds the other terms, so no kernel 
 matmuls.
 
     sums       squares of u, and the new momentum
-    X          u / norm, packed: matrix after matrix
+    X          u / (margin norm), packed: matrix after matrix
     matmuls    15
     rows       with row_squares: their means and the norm of X
     weights
@@ -30,6 +30,7 @@ Kernels read four elements at a time if all places of a tensor are multiples of 
 
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/matmul.cuh"
+#include "llmc/optim/adamw8bit.cuh"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/master_weights.cuh"
 
@@ -169,10 +170,35 @@ __device__ inline Elements<float, W> muon_mix_(const Elements<float, W>& b, cons
 
 // Source of u: an array; or, if that is NULL, the momentum and the gradient, both complete.
 template <class G> struct MuonSource_ {
-    float* momentum;
+    Moment momentum;
     const G* grads;
     const float* u;
+    const Code8Pair* codes; // of a momentum in 8 bits; read through the cache
 };
+
+// Returns elements i ... of the momentum. In 8 bits a thread has four: W is 4.
+template <int W>
+__device__ inline Elements<float, W> muon_load_(const Moment& momentum, size_t i, const Code8Pair* codes) {
+    if constexpr (W == 4) {
+        if (momentum.m8) {
+            return moment_load(momentum, i, codes);
+        }
+    }
+    return elements_load<W>(momentum.m + i);
+}
+
+// Keeps elements i ... of the momentum, and sets b to the values as they are kept.
+template <int W>
+__device__ inline void muon_store_(const Moment& momentum, size_t i, Elements<float, W>* b,
+                                   const Code8Pair* codes) {
+    if constexpr (W == 4) {
+        if (momentum.m8) {
+            moment_store(momentum, i, b, codes);
+            return;
+        }
+    }
+    elements_store(momentum.m + i, *b);
+}
 
 typedef enum { MUON_READ_, MUON_UPDATE_ } MuonMomentum_;
 
@@ -185,12 +211,12 @@ __device__ inline Elements<float, W> muon_u_(const MuonSource_<G>& from, const M
         return elements_load<W>(from.u + matrix.start + i);
     }
     const G* grads = from.grads + muon_at_(s.tensor.grads, matrix.layer) + matrix.start;
-    float* momentum = from.momentum + muon_at_(s.tensor.b, matrix.layer) + matrix.start;
+    const size_t at = muon_at_(s.tensor.b, matrix.layer) + matrix.start + i;
     const Elements<float, W> g = elements_convert<float>(elements_load<W>(grads + i));
-    Elements<float, W> b = elements_load<W>(momentum + i);
+    Elements<float, W> b = muon_load_<W>(from.momentum, at, from.codes);
     if (MOMENTUM == MUON_UPDATE_) {
         b = muon_mix_(b, g, s.opt);
-        elements_store(momentum + i, b);
+        muon_store_(from.momentum, at, &b, from.codes);
     }
     return muon_mix_(b, g, s.opt);
 }
@@ -210,9 +236,9 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     }
     const Elements<float, W> g =
         elements_convert<float>(elements_load<W>(from.grads + muon_at_(t.grads, layer) + i));
-    float* mean = from.momentum + muon_at_(t.b, layer) + i;
-    const Elements<float, W> b = muon_mix_(elements_load<W>(mean), g, s.opt);
-    elements_store(mean, b);
+    const size_t at = muon_at_(t.b, layer) + i;
+    Elements<float, W> b = muon_mix_(muon_load_<W>(from.momentum, at, from.codes), g, s.opt);
+    muon_store_(from.momentum, at, &b, from.codes);
     elements_store(u + i, muon_mix_(b, g, s.opt));
 }
 
@@ -245,12 +271,12 @@ __global__ void __launch_bounds__(MUON_THREADS_)
 // order  fixed
 template <class X, class G, int W>
 __global__ void __launch_bounds__(MUON_THREADS_)
-    muon_start_kernel_(X* x, const float* sums, const __grid_constant__ MuonSource_<G> from,
+    muon_start_kernel_(X* x, const float* sums, float margin, const __grid_constant__ MuonSource_<G> from,
                        const __grid_constant__ MuonLaunch_ s) {
     const MuonMatrix_ matrix = muon_matrix_(s);
     const float* of_blocks = sums + (size_t)blockIdx.y * MUON_BLOCKS_;
     const float norm = sqrtf(block_sum(threadIdx.x < gridDim.x ? of_blocks[threadIdx.x] : 0.0f));
-    const float factor = 1.0f / (norm + (float)MUON_EPS);
+    const float factor = 1.0f / fmaf(margin, norm, (float)MUON_EPS);
     X* to = x + (size_t)blockIdx.y * s.tensor.rows * s.tensor.cols;
     for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
         Elements<float, W> u = muon_u_<MUON_READ_, W>(from, matrix, i, s);
@@ -358,12 +384,12 @@ __global__ void __launch_bounds__(MUON_THREADS_)
 
 // One step that brings all singular values of the X closer to 1; out is another array.
 template <class X>
-static inline void muon_step_(X* out, X* const a[2], const X* x, const MuonTensor* t, int matrices,
-                              MatmulGpu* matmul) {
+static inline void muon_step_(X* out, X* const a[2], const X* x, MuonCoefficients k, const MuonTensor* t,
+                              int matrices, MatmulGpu* matmul) {
     const int tall = t->rows > t->cols, side = int_min(t->rows, t->cols), length = tall ? t->rows : t->cols;
     const MatmulBatch gram = {side, side, length, tall, !tall, matrices, 1.0f, 0.0f},
-                      square = {side, side, side, 0, 0, matrices, MUON_AA, MUON_A},
-                      step = {t->rows, t->cols, side, 0, 0, matrices, 1.0f, MUON_X};
+                      square = {side, side, side, 0, 0, matrices, k.aa, k.a},
+                      step = {t->rows, t->cols, side, 0, 0, matrices, 1.0f, k.x};
     matmul_batch(a[0], (const X*)NULL, x, x, gram, matmul);
     matmul_batch(a[1], (const X*)a[0], (const X*)a[0], (const X*)a[0], square, matmul);
     matmul_batch(out, x, tall ? x : (const X*)a[1], tall ? (const X*)a[1] : x, step, matmul);
@@ -371,11 +397,12 @@ static inline void muon_step_(X* out, X* const a[2], const X* x, const MuonTenso
 
 // Makes all steps. Returns the array of the result: x[0] or x[1].
 template <class X>
-static inline const X* muon_orthogonalize_(MuonGpu* muon, const MuonTensor* t, int matrices,
-                                           MatmulGpu* matmul) {
+static inline const X* muon_orthogonalize_(MuonGpu* muon, MuonPolynomial polynomial, const MuonTensor* t,
+                                           int matrices, MatmulGpu* matmul) {
     X *const x[2] = {(X*)muon->x[0], (X*)muon->x[1]}, *const a[2] = {(X*)muon->a[0], (X*)muon->a[1]};
     for (int i = 0; i < MUON_ITERATIONS; i++) {
-        muon_step_(x[(i + 1) % 2], a, (const X*)x[i % 2], t, matrices, matmul);
+        muon_step_(x[(i + 1) % 2], a, (const X*)x[i % 2], muon_iteration(polynomial)->steps[i], t, matrices,
+                   matmul);
     }
     return x[MUON_ITERATIONS % 2];
 }
@@ -384,7 +411,8 @@ static inline const X* muon_orthogonalize_(MuonGpu* muon, const MuonTensor* t, i
 // memory.
 template <class T>
 static inline void muon_choose_matmuls(MuonGpu* muon, const MuonTensor* t, MatmulGpu* matmul) {
-    muon_orthogonalize_<typename MuonReal_<T>::Type>(muon, t, muon_group_layers_(t) * t->parts, matmul);
+    muon_orthogonalize_<typename MuonReal_<T>::Type>(muon, MUON_JORDAN, t, muon_group_layers_(t) * t->parts,
+                                                     matmul);
 }
 
 // ---- the update ----
@@ -393,13 +421,15 @@ static inline void muon_choose_matmuls(MuonGpu* muon, const MuonTensor* t, Matmu
 template <class T> struct MuonUpdate {
     Weights<T> weights;
     Gradient grads;
-    float *b, *row_squares;
+    Moment b;
+    float* row_squares;
     MuonGpu* muon;
     Muon opt;
     int64_t t; // number of the update, from 1
     uint64_t seed;
     MatmulGpu* matmul;
-    float* u; // operand of one matrix, complete; NULL: momentum and gradient make it
+    float* u;               // operand of one matrix, complete; NULL: momentum and gradient make it
+    const Code8Pair* codes; // if b has codes
 };
 
 template <class T>
@@ -424,7 +454,8 @@ static inline void muon_operand_(const MuonTensor* t, const MuonUpdate<T>& u, in
     const int width = muon_width_(t);
     const size_t elements = (size_t)t->parts * t->rows * t->cols;
     const unsigned blocks = (unsigned)ceil_div(elements, (size_t)width * MUON_THREADS_);
-    const MuonSource_<G> from = {u.b, (const G*)u.grads.data, NULL};
+    const MuonSource_<G> from = {u.b, (const G*)u.grads.data, NULL, u.codes};
+    assert(width == 4 || !u.b.m8);
     if (width == 4) {
         launch(muon_operand_kernel_<G, 4>, blocks, MUON_THREADS_, 0, gpu, u.u, from, s);
     } else {
@@ -474,10 +505,12 @@ static inline const typename MuonReal_<T>::Type* muon_x_(const MuonUpdate<T>& u,
                                                          int layers, const Gpu* gpu) {
     typedef typename MuonReal_<T>::Type X;
     const dim3 grid = muon_grid_(s.tensor, layers);
-    const MuonSource_<G> from = {u.b, (const G*)u.grads.data, u.u};
+    const MuonSource_<G> from = {u.b, (const G*)u.grads.data, u.u, u.codes};
+    assert(W == 4 || u.u || !u.b.m8);
     launch(muon_sums_kernel_<G, W>, grid, MUON_THREADS_, 0, gpu, u.muon->sums, from, s);
-    launch(muon_start_kernel_<X, G, W>, grid, MUON_THREADS_, 0, gpu, (X*)u.muon->x[0], u.muon->sums, from, s);
-    const X* x = muon_orthogonalize_<X>(u.muon, &s.tensor, (int)grid.y, u.matmul);
+    launch(muon_start_kernel_<X, G, W>, grid, MUON_THREADS_, 0, gpu, (X*)u.muon->x[0], u.muon->sums,
+           muon_iteration(u.opt.polynomial)->margin, from, s);
+    const X* x = muon_orthogonalize_<X>(u.muon, u.opt.polynomial, &s.tensor, (int)grid.y, u.matmul);
     if (u.row_squares) {
         launch(muon_rows_kernel_<X>, dim3((unsigned)ceil_div(s.tensor.rows, MUON_THREADS_ / 32), grid.y),
                MUON_THREADS_, 0, gpu, u.muon->row_sums, x, s);

@@ -13,11 +13,21 @@ muon.h -- the Muon update of a matrix: the contract, and the CPU version.
 X comes from five steps of a Newton-Schulz iteration, which only needs matmuls. They bring singular
 values to about 1:
 
-    X = u / (|u| + 1e-7)                                     |u|: the root of the sum of squares
-    A = X X^T,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + B X         rows <= cols
-    A = X^T X,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + X B         else: A is the smaller one
+    X = u / (margin |u| + 1e-7)            |u|: the root of the sum of squares
+    A = X X^T,  B = b A + c A A,  X = a X + B X         rows <= cols
+    A = X^T X,  B = b A + c A A,  X = a X + X B         else: A is the smaller one
+
+    MUON_JORDAN           a = 3.4445, b = -4.7750, c = 2.0315 in all steps, margin 1. Values end
+                          between about 0.7 and 1.2, small ones below
+    MUON_POLAR_EXPRESS    other numbers in each step, margin 1.02: each a x + b x^3 + c x^5 is the
+                          one nearest to 1 on the interval that the steps before it left of
+                          [0.001, 1] (no lower end below 1/50 of the upper one). To stay in it with
+                          the roundings of bf16, all steps but the last one divide x by 1.02.
+                          Values from 0.001 on end within 0.15 of 1
 
     param, grad, b    (rows, cols)   fp32; b starts as zero
+    b in 8 bits       codes, and a scale for each 64 elements (adamw8bit.h): u is made of b as it
+                      is kept. cols are a multiple of 64
     row_squares       (rows)         fp32, starts as zero; NULL: X stays as it is
 
 The matrices of q, k and v, for example, are updated one by one. With row_squares (NorMuon),
@@ -29,7 +39,8 @@ program. Their paper gives the update a root mean square of 0.2: so does MUON_RM
 values are 1.
 
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et
-al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
+al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491; MUON_POLAR_EXPRESS: Amsel et al., arXiv
+2505.16932.
 */
 #ifndef LLMC_MUON_H
 #define LLMC_MUON_H
@@ -37,6 +48,7 @@ al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
 #include <string.h>
 
 #include "llmc/optim/adamw.h"
+#include "llmc/optim/adamw8bit.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/ops/matmul.h"
 
@@ -48,8 +60,16 @@ extern "C" {
 // clang-format off
 #define MUON_SCALE_WORDS(X) X(MUON_SPECTRAL, "spectral") X(MUON_RMS, "rms")
 
+// --muon-polynomial
+#define MUON_POLYNOMIAL_WORDS(X) X(MUON_JORDAN, "jordan") X(MUON_POLAR_EXPRESS, "polar-express")
+
+// --muon-momentum
+#define MUON_MOMENTUM_WORDS(X) X(MUON_FP32, "fp32") X(MUON_8BIT, "8bit")
+
 // clang-format on
 typedef enum { MUON_SCALE_WORDS(WORDS_VALUE) } MuonScale;
+typedef enum { MUON_POLYNOMIAL_WORDS(WORDS_VALUE) } MuonPolynomial;
+typedef enum { MUON_MOMENTUM_WORDS(WORDS_VALUE) } MuonMomentum;
 
 typedef struct {
     float lr, momentum, weight_decay;
@@ -57,12 +77,14 @@ typedef struct {
     float rows_beta2; // only used with row_squares
     MuonScale scale;
     Decay decay;
+    MuonPolynomial polynomial;
 } Muon;
 
 typedef struct {
     float* param;
     const float* grad;
-    float *b, *row_squares; // row_squares may be NULL
+    Moment b;
+    float* row_squares; // or NULL
     size_t rows, cols;
     const float* u; // from muon_operand_cpu, in place of grad and b; NULL: computed here
 } MuonMatrix;
@@ -80,11 +102,32 @@ typedef struct {
 
 enum { MUON_ITERATIONS = 5 };
 
-#define MUON_X 3.4445f // Jordan's coefficients of X, A and A A
+// Coefficients of a step: of X, of A and of A A.
+typedef struct {
+    float x, a, aa;
+} MuonCoefficients;
 
-#define MUON_A -4.7750f
+typedef struct {
+    float margin; // factor of the norm
+    MuonCoefficients steps[MUON_ITERATIONS];
+} MuonIteration;
 
-#define MUON_AA 2.0315f
+// Returns the numbers of an iteration. test_optimizers.c derives the second row.
+static inline const MuonIteration* muon_iteration(MuonPolynomial polynomial) {
+    // clang-format off
+#define MUON_JORDAN_STEP_ {3.4445f, -4.7750f, 2.0315f}
+    static const MuonIteration iterations[] = {
+        {1.0f, {MUON_JORDAN_STEP_, MUON_JORDAN_STEP_, MUON_JORDAN_STEP_, MUON_JORDAN_STEP_, MUON_JORDAN_STEP_}},
+        {1.02f, {{8.156554525f, -22.48329293f, 15.87876992f},
+                 {4.042929935f, -2.808917466f, 0.5000178451f},
+                 {3.891667802f, -2.772484153f, 0.5060648178f},
+                 {3.285753658f, -2.368129493f, 0.4644902423f},
+                 {2.346541326f, -1.709782838f, 0.4232355117f}}},
+    };
+#undef MUON_JORDAN_STEP_
+    // clang-format on
+    return &iterations[polynomial];
+}
 
 // Returns the momentum of update t, from 1: 0.85, rising to 0.95 in 300 updates.
 static inline float muon_momentum(int64_t t) { return (float)(0.85 + 0.1 * fmin((double)(t - 1) / 300, 1)); }
@@ -97,8 +140,8 @@ double muon_flops(double rows, double cols);
 // Returns the scratch bytes for rows x cols.
 size_t muon_scratch_bytes(size_t rows, size_t cols);
 
-// Updates b (n) and sets u (n): any elements of a matrix.
-void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt);
+// Updates b (n) and sets u (n): any elements of a matrix; in 8 bits from the start of a block.
+void muon_operand_cpu(float* u, const float* grad, Moment b, size_t n, Muon opt);
 
 void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch);
 
@@ -157,17 +200,44 @@ static MuonWork_ muon_work_(MuonMatrix part, const MuonScratch* scratch) {
     return work;
 }
 
-void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt) {
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) {
-        const float g = grad[i] * opt.grad_scale;
-        const float mixed = multiply_add(opt.momentum, b[i], (1.0f - opt.momentum) * g);
-        b[i] = mixed;
-        u[i] = multiply_add(opt.momentum, mixed, (1.0f - opt.momentum) * g);
+// Returns momentum b + (1 - momentum) g: the new b; from the new b, Nesterov's u.
+ALWAYS_INLINE float muon_mix_(float b, float grad, Muon opt) {
+    return multiply_add(opt.momentum, b, (1.0f - opt.momentum) * (grad * opt.grad_scale));
+}
+
+// Does so with b in 8 bits, block by block.
+static void muon_operand_8bit_(float* u, const float* grad, Moment b, size_t n, Muon opt) {
+    const MomentTables tables = moment_tables();
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < n; at += ADAMW8BIT_BLOCK) {
+        const size_t count = n - at < ADAMW8BIT_BLOCK ? n - at : ADAMW8BIT_BLOCK;
+        const Moment block = moment_from(b, at);
+        float mixed[ADAMW8BIT_BLOCK];
+        moment_read(mixed, block, count, &tables);
+        for (size_t i = 0; i < count; i++) {
+            mixed[i] = muon_mix_(mixed[i], grad[at + i], opt);
+        }
+        moment_write(block, mixed, count, &tables);
+        for (size_t i = 0; i < count; i++) {
+            u[at + i] = muon_mix_(mixed[i], grad[at + i], opt);
+        }
     }
 }
 
-// Sets x to u / (|u| + MUON_EPS).
+void muon_operand_cpu(float* u, const float* grad, Moment b, size_t n, Muon opt) {
+    if (b.m8) {
+        muon_operand_8bit_(u, grad, b, n, opt);
+        return;
+    }
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        const float mixed = muon_mix_(b.m[i], grad[i], opt);
+        b.m[i] = mixed;
+        u[i] = muon_mix_(mixed, grad[i], opt);
+    }
+}
+
+// Sets x to u / (margin |u| + MUON_EPS).
 static void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* work) {
     const size_t n = part.rows * part.cols;
     float* x = work->x;
@@ -178,40 +248,42 @@ static void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* work) {
     }
     WideSum squares = {0, 0};
     gradient_square_sum_cpu(&squares, x, n, work->sums);
-    const float scale = (float)(1 / (sqrt(wide_sum_value(squares)) + MUON_EPS));
+    const double margin = (double)muon_iteration(opt.polynomial)->margin;
+    const float scale = (float)(1 / (margin * sqrt(wide_sum_value(squares)) + MUON_EPS));
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         x[i] *= scale;
     }
 }
 
-// polynomial = MUON_A gram + MUON_AA gram gram, side x side. The Gram matrix is its own transpose.
-static void muon_polynomial_(const MuonWork_* work, size_t side, MatmulScratch* matmul) {
+// polynomial = a gram + aa gram gram, side x side. The Gram matrix is its own transpose.
+static void muon_polynomial_(const MuonWork_* work, size_t side, MuonCoefficients k, MatmulScratch* matmul) {
     const int s = (int)side;
     matmul_forward_cpu(work->polynomial, work->gram, work->gram, NULL, (MatmulSizes){s, s, s}, matmul);
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < side * side; i++) {
-        work->polynomial[i] = multiply_add(MUON_A, work->gram[i], MUON_AA * work->polynomial[i]);
+        work->polynomial[i] = multiply_add(k.a, work->gram[i], k.aa * work->polynomial[i]);
     }
 }
 
 // Makes one step of the iteration, from x to x.
-static void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MatmulScratch* matmul) {
+static void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MuonCoefficients k,
+                          MatmulScratch* matmul) {
     const int r = (int)rows, c = (int)cols;
     const float* x = work->x;
     float* next = work->next;
     if (r <= c) {
         matmul_forward_cpu(work->gram, x, x, NULL, (MatmulSizes){r, c, r}, matmul);
-        muon_polynomial_(work, rows, matmul);
+        muon_polynomial_(work, rows, k, matmul);
         matmul_backward_input_cpu(next, work->polynomial, x, (MatmulSizes){r, c, r}, matmul);
     } else {
         matmul_backward_weight_cpu(work->gram, x, x, (MatmulSizes){r, c, c}, GRADIENT_SET, matmul);
-        muon_polynomial_(work, cols, matmul);
+        muon_polynomial_(work, cols, k, matmul);
         matmul_forward_cpu(next, x, work->polynomial, NULL, (MatmulSizes){r, c, c}, matmul);
     }
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < rows * cols; i++) {
-        next[i] += MUON_X * x[i];
+        next[i] += k.x * x[i];
     }
     work->next = work->x;
     work->x = next;
@@ -260,7 +332,7 @@ const float* muon_turn_cpu(MuonMatrix part, Muon opt, const MuonScratch* scratch
     MuonWork_ work = muon_work_(part, scratch);
     muon_direction_(part, opt, &work);
     for (int k = 0; k < MUON_ITERATIONS; k++) {
-        muon_iterate_(&work, part.rows, part.cols, scratch->matmul);
+        muon_iterate_(&work, part.rows, part.cols, muon_iteration(opt.polynomial)->steps[k], scratch->matmul);
     }
     if (part.row_squares) {
         muon_balance_rows_(part, opt, &work);

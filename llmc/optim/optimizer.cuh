@@ -35,7 +35,7 @@ Matrices whose parts belong to several ranks are updated by their owners (owners
 typedef struct {
     const OptimizerState* state;
     UpdateTiles tiles;
-    Code8Table codes; // adamw8bit
+    Code8Table codes; // of state in 8 bits
     // those that this rank alone updates, and those that it owns and that travel
     AdafactorPlan adafactor, traveling;
     // as OptimizerState.matrices, without places; one matrix of those that travel
@@ -110,6 +110,13 @@ static inline UpdateSpan_ update_even_layers_(const OptimizerState* s, const Mat
     return even;
 }
 
+// Returns the slot of a row's momentum, STATE_SLOTS without one.
+static inline int update_momentum_slot_(const OptimizerState* s, int row) {
+    return state_slot_has(s, STATE_M, row)    ? (int)STATE_M
+           : state_slot_has(s, STATE_M8, row) ? (int)STATE_M8
+                                              : (int)STATE_SLOTS;
+}
+
 // Sets the places of these layers, all trained, in the arrays of an update. Their distances are
 // those of the first two.
 static inline void update_set_places_(MuonTensor* t, const OptimizerState* s, const Matrices* m,
@@ -125,8 +132,9 @@ static inline void update_set_places_(MuonTensor* t, const OptimizerState* s, co
     t->master = update_place_(k, map_range_at(map, &a, MAP_OWNED), map_range_at(map, &b, MAP_OWNED));
     t->grads = update_place_(k, map_range_at(map, &a, space), map_range_at(map, &b, space));
     t->words = update_place_(k, state_range_word(s, &a), state_range_word(s, &b));
-    if (state_slot_has(s, STATE_M, i)) {
-        t->b = update_place_(k, state_range_begin(s, STATE_M, &a), state_range_begin(s, STATE_M, &b));
+    const int moment = update_momentum_slot_(s, i);
+    if (moment < STATE_SLOTS) {
+        t->b = update_place_(k, state_range_begin(s, moment, &a), state_range_begin(s, moment, &b));
     }
     t->row_squares = update_matrix_place_(s, STATE_ROWS, m, layers);
 }
@@ -259,6 +267,9 @@ template <class T> static inline void update_open_rules_(OptimizerPlan* plan, Me
             plan->muon[k] = update_muon_tensor_(s, &s->matrices[k]);
         }
         plan->muon_tensors = s->num_matrices;
+        if (s->optimizer.muon_momentum == MUON_8BIT) {
+            code8_table_open(&plan->codes, memory);
+        }
         muon_open<T>(&plan->muon_memory, memory, plan->muon, plan->muon_tensors);
     } else if (name == OPTIMIZER_SOAP) {
         for (int k = 0; k < s->num_matrices; k++) {
@@ -354,16 +365,18 @@ static inline UpdateSpan_ update_groups_(const Map* map, size_t first, size_t co
 }
 
 template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUpdate<T>& u) {
-    const MuonUpdate<T> muon = {update_weights_(u),
-                                u.grads,
-                                (float*)u.slots[STATE_M],
-                                (float*)u.slots[STATE_ROWS],
-                                (MuonGpu*)&u.plan->muon_memory,
-                                update_muon(u.update),
-                                u.update.t,
-                                u.seed,
-                                u.matmul,
-                                NULL};
+    const MuonUpdate<T> muon = {
+        update_weights_(u),
+        u.grads,
+        {(float*)u.slots[STATE_M], (uint8_t*)u.slots[STATE_M8], (float*)u.slots[STATE_M_SCALE]},
+        (float*)u.slots[STATE_ROWS],
+        (MuonGpu*)&u.plan->muon_memory,
+        update_muon(u.update),
+        u.update.t,
+        u.seed,
+        u.matmul,
+        NULL,
+        u.plan->codes.values};
     return muon;
 }
 
@@ -477,7 +490,8 @@ static inline MuonTensor update_share_(const OptimizerState* s, const MapRange* 
     t.params.first = map_range_at(map, range, MAP_KEPT);
     t.master.first = map_range_at(map, range, MAP_OWNED);
     t.grads.first = map_range_at(map, range, map_update_space(map));
-    t.b.first = state_slot_has(s, STATE_M, i) ? state_range_begin(s, STATE_M, range) : 0;
+    const int moment = update_momentum_slot_(s, i);
+    t.b.first = moment < STATE_SLOTS ? state_range_begin(s, moment, range) : 0;
     t.words.first = state_range_word(s, range);
     t.stream = s->rows[i].stream;
     return t;

@@ -86,6 +86,7 @@ typedef struct {
     // blocks are updated one after the other: a GPU does not batch matmuls of several
     int by_block;
     Average average; // of the weights, beside the rules' own state
+    MuonMomentum muon_momentum;
 } Optimizer;
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master);
@@ -272,6 +273,8 @@ typedef struct {
     int soap_every;
     int64_t average_n;      // number of the update in the average of the weights, from 1
     float router_bias_rate; // of the biases of routers (router.h)
+    MuonPolynomial muon_polynomial;
+    float qk_clip; // limit of attention scores (qk_clip.h); 0: none
 } Update;
 
 // Returns the settings for one row: only some rows decay, and some have a rate of their own.
@@ -333,8 +336,8 @@ void optimizer_show_average_cpu(const OptimizerState* s, const MapRange* range, 
 #include "llmc/optim/sgd.h"
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name,   has_optional, master, 0, {1, 1, 1, 1, 1, 1, 1},
-                                 {0, 0}, INT_MAX,      0,      0, {0, 0}};
+    const Optimizer optimizer = {name, has_optional, master,   0, {1, 1, 1, 1, 1, 1, 1}, {0, 0}, INT_MAX, 0,
+                                 0,    {0, 0},       MUON_FP32};
     return optimizer;
 }
 
@@ -439,10 +442,13 @@ static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
         [RULE_SGD] = {0, SLOT_BIT_(M)},
         [RULE_NONE] = {0, 0},
     };
+    const unsigned momentum = SLOT_BIT_(M) | SLOT_BIT_(M8) | SLOT_BIT_(M_SCALE);
+    const int in_8 = rule == RULE_MUON && optimizer.muon_momentum == MUON_8BIT;
     const int master = state_master_slot(optimizer.master),
               has_average = rule != RULE_NONE && optimizer.average.is_kept;
-    return slots[rule].always | (optimizer.has_optional ? slots[rule].optional : 0) |
-           (has_average ? SLOT_BIT_(AVERAGE) : 0) | (master < STATE_SLOTS ? 1u << master : 0);
+    return (slots[rule].always ^ (in_8 ? momentum : 0)) |
+           (optimizer.has_optional ? slots[rule].optional : 0) | (has_average ? SLOT_BIT_(AVERAGE) : 0) |
+           (master < STATE_SLOTS ? 1u << master : 0);
 }
 
 StateSlot state_slot_of(int slot) {
@@ -694,7 +700,7 @@ Adafactor update_adafactor(Update u) {
 Muon update_muon(Update u) {
     const Muon opt = {u.muon_lr,    muon_momentum(u.t), u.muon_weight_decay,
                       u.grad_scale, MUON_ROWS_BETA2,    u.muon_scale,
-                      u.decay};
+                      u.decay,      u.muon_polynomial};
     return opt;
 }
 
@@ -725,10 +731,17 @@ static void optimizer_adamw8bit_cpu_(const OptimizerState* s, const MapRange* ra
     adamw8bit_update_cpu(param, grad, state, range->count, OPTIMIZER_BLOCK, opt);
 }
 
+// Returns the momentum of a range.
+static Moment optimizer_moment_(const OptimizerState* s, const MapRange* range) {
+    const Moment moment = {(float*)state_range(s, STATE_M, range), (uint8_t*)state_range(s, STATE_M8, range),
+                           (float*)state_range(s, STATE_M_SCALE, range)};
+    return moment;
+}
+
 void optimizer_operand_cpu(const OptimizerState* s, const MapRange* range, float* operand, const float* grad,
                            Update u) {
     if (s->rule[range->shard->tensor] == RULE_MUON) {
-        muon_operand_cpu(operand, grad, (float*)state_range(s, STATE_M, range), range->count, update_muon(u));
+        muon_operand_cpu(operand, grad, optimizer_moment_(s, range), range->count, update_muon(u));
     } else {
         memcpy(operand, grad, range->count * sizeof(float));
     }
@@ -771,8 +784,10 @@ float optimizer_turn_cpu(const OptimizerState* s, OwnedMatrix x, float* operand,
     const Update of_row = update_of_row(u, s, row);
     float rate = 0;
     if (s->rule[row] == RULE_MUON) {
-        const MuonMatrix matrix = {NULL,       NULL,       NULL,   (float*)state_matrix(s, STATE_ROWS, x),
-                                   x.of->rows, x.of->cols, operand};
+        const MuonMatrix matrix = {.row_squares = (float*)state_matrix(s, STATE_ROWS, x),
+                                   .rows = x.of->rows,
+                                   .cols = x.of->cols,
+                                   .u = operand};
         memcpy(operand, muon_turn_cpu(matrix, update_muon(u), scratch), matrix_elements(x) * sizeof(float));
     } else if (s->rule[row] == RULE_SOAP) {
         SoapMatrix matrix = optimizer_soap_(s, x);
@@ -793,7 +808,7 @@ void optimizer_move_cpu(const OptimizerState* s, OwnedMatrix x, const MapRange* 
                         const float* direction, float rate, Update u) {
     const Update of_row = update_of_row(u, s, x.of->row);
     if (s->rule[x.of->row] == RULE_MUON) {
-        const MuonMatrix matrix = {param, NULL, NULL, NULL, x.of->rows, x.of->cols, NULL};
+        const MuonMatrix matrix = {.param = param, .rows = x.of->rows, .cols = x.of->cols};
         muon_move_cpu(matrix, update_muon(u), direction, range->count);
     } else if (s->rule[x.of->row] == RULE_SOAP) {
         soap_move_cpu(param, direction, range->count, update_soap(of_row));
@@ -808,11 +823,11 @@ static void optimizer_matrices_cpu_(const OptimizerState* s, const Matrices* m, 
                                     float* param, const float* grad, Update u, const MuonScratch* scratch) {
     const Update of_row = update_of_row(u, s, m->row);
     const int copy = tensor_copy(&s->rows[m->row], range->shard->layer);
-    float* moment = (float*)state_range(s, STATE_M, range);
+    const Moment moment = optimizer_moment_(s, range);
     for (int k = 0; k < m->count; k++) {
         const OwnedMatrix x = {m, copy, k};
         const size_t at = matrix_part(x, &s->rows[m->row], s->cfg).begin;
-        float* own = moment ? moment + at : NULL;
+        const Moment own = moment_from(moment, at);
         if (s->rule[m->row] == RULE_MUON) {
             const MuonMatrix matrix = {param + at, grad + at, own, (float*)state_matrix(s, STATE_ROWS, x),
                                        m->rows,    m->cols,   NULL};
@@ -823,10 +838,10 @@ static void optimizer_matrices_cpu_(const OptimizerState* s, const Matrices* m, 
             soap_update_cpu(matrix, update_soap(of_row), scratch->memory, scratch->matmul);
         } else if (s->rule[m->row] == RULE_FACTORED) {
             AdafactorMatrix matrix = optimizer_adafactor_(s, x);
-            matrix.param = param, matrix.grad = grad, matrix.m = own;
+            matrix.param = param, matrix.grad = grad, matrix.m = own.m;
             adafactor_update_cpu(matrix, update_adafactor(of_row), scratch->memory);
         } else {
-            adafactor_vector_cpu(param, grad, (float*)state_matrix(s, STATE_V, x), own, m->cols,
+            adafactor_vector_cpu(param, grad, (float*)state_matrix(s, STATE_V, x), own.m, m->cols,
                                  update_adafactor(of_row));
         }
     }

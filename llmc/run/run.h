@@ -221,6 +221,10 @@ int run_accepts(Run* run, Update* update);
 // run_accepts judged; NULL if it was not made, or the biases of routers stay.
 const double* run_moves_biases(const Run* run);
 
+// Returns the largest scores of all heads, layer after layer, of the update that run_accepts
+// judged; NULL if it was not made, or without --qk-clip.
+const double* run_clips_heads(const Run* run);
+
 // Counts the step, and logs it.
 void run_end_step(Run* run);
 
@@ -328,14 +332,15 @@ static RankReport* run_report_of_(const Run* run, int r, int64_t micro_steps) {
 }
 
 // Sums up the statistics of all ranks' routers, and the losses and targets of sources, in the
-// report of rank 0.
+// report of rank 0; the largest scores of all ranks go there, too.
 static void run_add_up_parts_(const Run* run, int64_t micro_steps) {
     double* sums = (double*)(run->reports + 1);
-    const size_t count = run->reports->statistics + 2 * run->reports->sources;
+    const size_t scores = run->reports->scores,
+                 count = scores + run->reports->statistics + 2 * run->reports->sources;
     for (int r = 1; r < run->comm.size; r++) {
         const double* more = (const double*)(run_report_of_(run, r, micro_steps) + 1);
         for (size_t i = 0; i < count; i++) {
-            sums[i] += more[i];
+            sums[i] = i < scores ? fmax(sums[i], more[i]) : sums[i] + more[i];
         }
     }
 }
@@ -351,7 +356,7 @@ static void run_be_silent_(Run* run, int64_t micro_steps) {
         memset(rank_report_losses(report), 0, (size_t)micro_steps * sizeof(double));
     }
     if (run->settled->ranks.grid.tensor_rank > 0) { // each stage has routers of its own
-        memset(report + 1, 0, report->statistics * sizeof(double));
+        memset((double*)(report + 1) + report->scores, 0, report->statistics * sizeof(double));
     }
 }
 
@@ -730,7 +735,21 @@ const double* run_moves_biases(const Run* run) {
     return moves ? rank_report_statistics(run->reports) : NULL;
 }
 
-// Logs how the tokens of the step went to experts, and the losses of its sources.
+const double* run_clips_heads(const Run* run) {
+    return run->verdict.is_made ? rank_report_scores(run->reports) : NULL;
+}
+
+// Returns the largest of all scores.
+static double run_largest_score_(const RankReport* sums, const double* scores) {
+    double largest = 0;
+    for (size_t i = 0; i < sums->scores; i++) {
+        largest = fmax(largest, scores[i]);
+    }
+    return largest;
+}
+
+// Logs how the tokens of the step went to experts, its largest score, and the losses of its
+// sources.
 static void run_log_parts_(Run* run) {
     const ModelConfig cfg = run->settled->cfg;
     RankReport* sums = run->reports;
@@ -738,6 +757,9 @@ static void run_log_parts_(Run* run) {
     if (tokens) {
         const RouterSummary routing = router_summary(tokens, cfg.L, cfg.E, cfg.E_used);
         log_routing(&run->log, routing.load, routing.entropy);
+    }
+    if (sums->scores > 0) {
+        log_score(&run->log, run_largest_score_(sums, rank_report_scores(sums)));
     }
     if (sums->sources > 0) {
         const LogMixture mixture = {&run->data.train, losses, losses + sums->sources};

@@ -23,9 +23,9 @@ functions that others call: for the plan, tasks, samples, loading and saving.
 #include "llmc/model/model.h"
 #include "llmc/ops/router.h"
 
-// One rank's numbers of an update or a validation. In memory the statistics of its routers follow
-// it (router.h), layer after layer, then the losses and the targets of each source of a mixture,
-// then the losses of its micro-steps.
+// One rank's numbers of an update or a validation. In memory the largest scores of its heads follow
+// it (qk_clip.h), then the statistics of its routers (router.h), both layer after layer, then the
+// losses and the targets of each source of a mixture, then the losses of its micro-steps.
 typedef struct {
     // Sum of squares of this rank's part of the reduced gradient, which still has the loss scale.
     WideSum square_sum;
@@ -36,6 +36,7 @@ typedef struct {
     double wait_s;       // time spent waiting for data
     double pace_s;       // time per token in forward passes that wait for no other rank; 0: unknown
     uint64_t agreement;  // hash of the verdict on the previous update
+    size_t scores;       // heads of all layers; 0 without --qk-clip
     size_t statistics;   // numbers of its routers' statistics; 0 without experts
     size_t sources;      // of a mixture; else 0
 } RankReport;
@@ -45,27 +46,39 @@ static inline size_t rank_report_all_statistics_(const Settled* s) {
     return (size_t)s->cfg.L * (size_t)router_statistics(s->cfg.E);
 }
 
+// Returns the numbers of the largest scores.
+static inline size_t rank_report_all_scores_(const Settled* s) {
+    return s->options.optimizer.qk_clip > 0 ? (size_t)s->cfg.L * (size_t)s->cfg.NH : 0;
+}
+
 // Returns the bytes of a report.
 static inline size_t rank_report_bytes(const Settled* s, int64_t micro_steps) {
-    const size_t numbers = rank_report_all_statistics_(s) + 2 * (size_t)s->sources + (size_t)micro_steps;
+    const size_t numbers = rank_report_all_scores_(s) + rank_report_all_statistics_(s) +
+                           2 * (size_t)s->sources + (size_t)micro_steps;
     return sizeof(RankReport) + numbers * sizeof(double);
 }
 
 // Starts a report of zeros.
 static inline void rank_report_open(RankReport* report, const Settled* s, int64_t micro_steps) {
     memset(report, 0, rank_report_bytes(s, micro_steps));
+    report->scores = rank_report_all_scores_(s);
     report->statistics = rank_report_all_statistics_(s);
     report->sources = (size_t)s->sources;
 }
 
+// Returns the largest scores of a report; NULL without --qk-clip.
+static inline double* rank_report_scores(RankReport* report) {
+    return report->scores > 0 ? (double*)(report + 1) : NULL;
+}
+
 // Returns the statistics of the routers of a report; NULL without experts.
 static inline double* rank_report_statistics(RankReport* report) {
-    return report->statistics > 0 ? (double*)(report + 1) : NULL;
+    return report->statistics > 0 ? (double*)(report + 1) + report->scores : NULL;
 }
 
 // Returns the losses of each source of a report, in nats; the sources' targets follow them.
 static inline double* rank_report_sources(RankReport* report) {
-    return (double*)(report + 1) + report->statistics;
+    return (double*)(report + 1) + report->scores + report->statistics;
 }
 
 // Returns the losses of a report, in nats.

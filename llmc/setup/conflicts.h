@@ -86,6 +86,9 @@ void setup_check_share(const Settled* s);
 // Refuses an optimizer that does not fit the model or its recipe.
 void setup_check_optimizer(const Settled* s);
 
+// Rejects --qk-clip where scores do not follow the weights, or the weights stay.
+void setup_check_qk_clip(const Settled* s);
+
 // Refuses a malformed --average, and runs that cannot keep or evaluate one.
 void setup_check_average(const Settled* s);
 
@@ -149,6 +152,13 @@ int setup_reads_fields(const Options* o) {
 int setup_reads_bin(const Options* o) {
     return strstr(o->data.train, ".bin") || strstr(o->data.val, ".bin") ||
            strstr(o->tasks.perplexity, ".bin");
+}
+
+// Returns the option that keeps state in 8 bits, and one that does not.
+static const char* const* setup_8_bits_(const Options* o) {
+    static const char* const words[2][2] = {{"--optimizer adamw8bit", "--optimizer adamw"},
+                                            {"--muon-momentum 8bit", "--muon-momentum fp32"}};
+    return words[o->optimizer.name == OPTIMIZER_MUON];
 }
 
 int setup_decays(const Options* o) {
@@ -395,12 +405,10 @@ void setup_check_adapter_run(const Settled* s, const RunData* data) {
                   "--adapter OUT --steps 0",
                   o->output.export_llmc[0] ? "llmc" : "gguf", o->model.path);
     }
-    for (int m = 0; m < ADAPT_MATRICES && o->optimizer.name == OPTIMIZER_ADAMW8BIT; m++) {
+    for (int m = 0; m < ADAPT_MATRICES && settled_state_in_8_bits(o); m++) {
         if (s->cfg.adapter.rank[m] % OPTIMIZER_BLOCK) {
-            die_usage(
-                "--optimizer adamw8bit: the adapter has rank %d, wanted a multiple of %d; --optimizer adamw "
-                "works",
-                s->cfg.adapter.rank[m], OPTIMIZER_BLOCK);
+            die_usage("%s: the adapter has rank %d, wanted a multiple of %d; %s works", setup_8_bits_(o)[0],
+                      s->cfg.adapter.rank[m], OPTIMIZER_BLOCK, setup_8_bits_(o)[1]);
         }
     }
 }
@@ -566,7 +574,7 @@ static void setup_check_recipe_(const Options* o) {
 }
 
 // Refuses an optimizer that cannot divide the rows of the model's matrices.
-static void setup_check_widths_(const Settled* s, const char* word) {
+static void setup_check_widths_(const Settled* s) {
     const ModelConfig cfg = s->cfg;
     const struct {
         const char* name;
@@ -577,10 +585,11 @@ static void setup_check_widths_(const Settled* s, const char* word) {
                   {"channels in the latent of its keys", cfg.latent.rank},
                   {"hidden units", model_hidden(cfg)},
                   {"hidden units of an expert", model_expert_hidden(cfg)}};
-    for (int i = 0; i < 6 && s->options.optimizer.name == OPTIMIZER_ADAMW8BIT; i++) {
+    for (int i = 0; i < 6 && settled_state_in_8_bits(&s->options); i++) {
         if (widths[i].columns % OPTIMIZER_BLOCK) {
-            die_usage("--optimizer %s: the model has %d %s, wanted a multiple of %d; --optimizer adamw works",
-                      word, widths[i].columns, widths[i].name, OPTIMIZER_BLOCK);
+            const char* const* of = setup_8_bits_(&s->options);
+            die_usage("%s: the model has %d %s, wanted a multiple of %d; %s works", of[0], widths[i].columns,
+                      widths[i].name, OPTIMIZER_BLOCK, of[1]);
         }
     }
 }
@@ -597,7 +606,59 @@ void setup_check_optimizer(const Settled* s) {
                   "soap, lion or sgd, or off",
                   word);
     }
-    setup_check_widths_(s, word);
+    setup_check_widths_(s);
+}
+
+// Returns the first layer with attention in which a weight of queries or keys is frozen; -1: none.
+static int setup_frozen_heads_(const Settled* s) {
+    static const size_t members[] = {offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb),
+                                     offsetof(ModelParameters, qupw), offsetof(ModelParameters, kvupw)};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(rows, s->cfg, 1);
+    for (int l = 0; l < s->cfg.L; l++) {
+        for (int i = 0; i < 4 && model_layer_has(s->cfg, LAYERS_ATTENTION, l); i++) {
+            const int row = (int)(members[i] / sizeof(floatX*));
+            if (!tensor_is_absent(&rows[row]) && freeze_has(&s->freeze, row, l)) {
+                return l;
+            }
+        }
+    }
+    return -1;
+}
+
+void setup_check_qk_clip(const Settled* s) {
+    const Options* o = &s->options;
+    const double limit = (double)o->optimizer.qk_clip;
+    const Architecture* kinds = model_architecture(s->cfg.arch);
+    const int frozen = limit > 0 ? setup_frozen_heads_(s) : -1;
+    Average average;
+    if (limit == 0 || s->use != USE_TRAIN) {
+        return;
+    }
+    if (heads_parts(kinds->heads).has_norm) {
+        die_usage("--qk-clip %g, --arch %s, whose queries and keys are normalized: their weights do not set "
+                  "the scores; wanted 0",
+                  limit, kinds->word);
+    }
+    if (s->cfg.attention_softcap > 0) {
+        die_usage("--qk-clip %g, --arch %s, whose scores have a cap of %g; wanted 0", limit, kinds->word,
+                  (double)s->cfg.attention_softcap);
+    }
+    if (model_layers_of(s->cfg, LAYERS_ATTENTION) == 0) {
+        die_usage("--qk-clip %g, and no layer with attention; wanted 0", limit);
+    }
+    if (model_has_adapter(s->cfg)) {
+        die_usage("--qk-clip %g, and an adapter, whose base is frozen; wanted 0", limit);
+    }
+    if (frozen >= 0) {
+        die_usage("--qk-clip %g, --freeze %s: queries or keys of layer %d are frozen; wanted 0", limit,
+                  o->optimizer.freeze, frozen);
+    }
+    if (average_parse(&average, o->optimizer.average) && average.is_kept) {
+        die_usage("--qk-clip %g, --average %s, which would have the weights before they are clipped; wanted "
+                  "one of them",
+                  limit, o->optimizer.average);
+    }
 }
 
 void setup_check_average(const Settled* s) {

@@ -78,8 +78,7 @@ static int grid_suits_trainer_(char* error, const Settled* s) {
 // Returns the unit of the columns of a part: whole vectors, and whole blocks of 8-bit numbers.
 static int grid_part_unit_(const Options* o) {
     const int blocks = o->texts.quantize ? QUANTIZED_BLOCK : GRID_UNIT;
-    return o->optimizer.name == OPTIMIZER_ADAMW8BIT && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK)
-                                                                     : blocks;
+    return settled_state_in_8_bits(o) && !o->generates ? int_max(blocks, OPTIMIZER_BLOCK) : blocks;
 }
 
 // Returns the tile of the chunks that attention processes: a chunk is whole tiles.

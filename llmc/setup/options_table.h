@@ -155,7 +155,9 @@ struct Options {
         const char* mup;
         int adafactor_scale;
         float matrix_lr, matrix_weight_decay;
-        int muon_scale, muon_rows, soap_every, soap_max_side;
+        int muon_scale, muon_polynomial, muon_momentum, muon_rows;
+        float qk_clip;
+        int soap_every, soap_max_side;
         const char* average;
         float grad_clip, skip_loss_z, skip_grad_z;
         int max_skips;
@@ -503,8 +505,17 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",   "muon-scale",     "",   CHOICE_(optimizer.muon_scale),        0,       0, RUN_ | NEEDS_(MUON), "spectral",
         WORDS_CHOICE(MUON_SCALE_WORDS), "for muon: how an update is scaled; spectral: by the shape of the matrix; "
         "rms: to the size of AdamW's updates, for which AdamW's --lr and --weight-decay are right"},
+    {"optimizer",   "muon-polynomial", "",  CHOICE_(optimizer.muon_polynomial),   0,       0, RUN_ | NEEDS_(MUON), "jordan",
+        WORDS_CHOICE(MUON_POLYNOMIAL_WORDS), "for muon: coefficients of the five steps that bring the singular values of an update "
+        "to 1; jordan: the same in each step, for values of 0.7 to 1.2; polar-express: the best ones for each step"},
+    {"optimizer",   "muon-momentum",  "",   CHOICE_(optimizer.muon_momentum),     0,       0, RUN_ | NEEDS_(MUON), "fp32",
+        WORDS_CHOICE(MUON_MOMENTUM_WORDS), "for muon: momentum of the blocks' matrices; 8bit: as in adamw8bit, a quarter of the "
+        "memory"},
     {"optimizer",   "muon-rows",      "",   SWITCH_(optimizer.muon_rows),         0,       0, RUN_ | NEEDS_(MUON), "off",
         "off|on", "for muon: normalize each row of an update by the running mean of its squares (NorMuon)"},
+    {"optimizer",   "qk-clip",        "",   FLOAT_(optimizer.qk_clip),            0,   MANY_, CPU_ | RUN_, "0",
+        "", "after an update, scale the queries and keys of each head whose largest attention score was above this (QK clip "
+        "of MuonClip, which has 100); 0: off"},
     {"optimizer",   "soap-every",     "",   INT_(optimizer.soap_every),           1,   MANY_, RUN_ | NEEDS_(SOAP), "10",
         "updates", "for soap: updates between two changes of the eigenbases"},
     {"optimizer",   "soap-max-side",  "",   INT_(optimizer.soap_max_side),        0,   65536, RUN_ | NEEDS_(SOAP), "4096",

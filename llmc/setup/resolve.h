@@ -673,6 +673,7 @@ static void settle_run_(Settled* s, RunData* data, const Options* options, const
         settle_training_(s, data);
         setup_note_late(settle_notes_(options), s, data);
         setup_check_optimizer(s);
+        setup_check_qk_clip(s);
         setup_check_mup(s);
         setup_check_average(s);
         setup_check_adapter_run(s, data);
@@ -816,6 +817,8 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
         options->optimizer.soap_every,
         0, // run.h counts it
         options->optimizer.router_bias_rate,
+        (MuonPolynomial)options->optimizer.muon_polynomial,
+        options->optimizer.qk_clip,
     };
     return update;
 }

@@ -85,6 +85,12 @@ static inline Stages settled_windows(const Options* o) {
     return has_stages ? s : stages_constant(o->model.window);
 }
 
+// True if matrices have state in blocks of 8-bit numbers, which must not cross rows.
+static inline int settled_state_in_8_bits(const Options* o) {
+    return o->optimizer.name == OPTIMIZER_ADAMW8BIT ||
+           (o->optimizer.name == OPTIMIZER_MUON && o->optimizer.muon_momentum == MUON_8BIT);
+}
+
 static inline MasterWeights settled_master_(const Settled* s) {
     const int choice = s->options.memory.master_weights;
     return !choice || s->dtype == SAFETENSORS_F32 ? MASTER_NONE
@@ -105,6 +111,7 @@ static inline Optimizer settled_optimizer_(const Settled* s) {
     if (o->optimizer.mup && o->optimizer.mup[0]) {
         mup_parse(&optimizer.mup, o->optimizer.mup);
     }
+    optimizer.muon_momentum = (MuonMomentum)o->optimizer.muon_momentum;
     optimizer.soap_max_side = o->optimizer.soap_max_side;
     optimizer.sums_weights = o->optimizer.adafactor_scale;
     if (s->use == USE_TRAIN) {

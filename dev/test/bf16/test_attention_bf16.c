@@ -36,7 +36,7 @@ static Run run_of(const Bf16Kernel* kernel, AttentionSizes sizes, float* qkv, fl
     AttentionBf16Scratch scratch;
     Memory memory = memory_on_host();
     attention_bf16_open(&scratch, &memory, *kernel, sizes.T, sizes.HS);
-    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse};
+    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse, NULL, NULL};
     attention_bf16_forward_cpu(&pass, &scratch);
     attention_bf16_backward_cpu(&(AttentionGradients){dout, r.dqkv, NULL}, &pass, &scratch);
     memory_close(&memory);
@@ -297,7 +297,7 @@ static void test_packed(const Bf16Kernel* kernel, int NH, int KV) {
         }
     }
     const AttentionBf16Gradient gradient = {dqkv, sums, {NULL, HS}};
-    const AttentionPass pass = {sizes, starts, NULL, NULL, out, lse};
+    const AttentionPass pass = {sizes, starts, NULL, NULL, out, lse, NULL, NULL};
     attention_bf16_packed_forward_cpu(qkv, &pass, &scratch);
     attention_bf16_packed_backward_cpu(gradient, want.dout, qkv, &pass, &scratch);
     EXPECT(ops_same_bits(out, want.out, N * Q) && ops_same_bits(lse, want.lse, N * NH), "%s: packed qkv",
@@ -328,7 +328,7 @@ static AttentionResults run_either(AttentionSizes s, AttentionInputs in, const v
     AttentionBf16Scratch* a = (AttentionBf16Scratch*)scratch;
     const AttentionResults r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)),
                                 ops_floats((size_t)s.B * attention_keys(s) * 2 * attention_keys_size(s))};
-    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse};
+    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse, NULL, NULL};
     attention_bf16_forward_cpu(&pass, a);
     attention_bf16_backward_cpu(&(AttentionGradients){in.dout, r.dqkv, r.dkv}, &pass, a);
     return r;
@@ -370,6 +370,31 @@ static void test_threads(const Bf16Kernel* kernel) {
     ops_close("threads");
 }
 
+// The largest scores are those of fp32, without padding, if the factors are bf16 numbers.
+static void test_largest(const Bf16Kernel* kernel) {
+    const AttentionSizes s = attention_sizes(2, 100, 4, 2, 16);
+    const int lengths[] = {70, 100};
+    float *qkv = bf16_normal(qkvs(s)), *out = ops_floats(outs(s)), *lse = ops_floats(lses(s));
+    double got[4] = {0, 0, 0, 1e6}, want[4] = {0, 0, 0, 1e6};
+    const AttentionPass pass = {s, NULL, qkv, NULL, out, lse, lengths, got},
+                        in_fp32 = {s, NULL, qkv, NULL, out, lse, lengths, want};
+    AttentionBf16Scratch scratch;
+    AttentionScratch fp32;
+    Memory memory = memory_on_host();
+    for (size_t i = 80 * (size_t)attention_qkv_size(s); i < 100 * (size_t)attention_qkv_size(s); i++) {
+        qkv[i] *= 8; // padding
+    }
+    attention_bf16_open(&scratch, &memory, *kernel, s.T, s.HS);
+    attention_open(&fp32, &memory, s.T, s.HS);
+    attention_bf16_forward_cpu(&pass, &scratch);
+    attention_forward_cpu(&in_fp32, &fp32);
+    for (int h = 0; h < 4; h++) {
+        EXPECT_NEAR(got[h], want[h], 1e-6 * want[h], "%s: the largest score of head %d", kernel->name, h);
+    }
+    memory_close(&memory);
+    ops_close("largest");
+}
+
 TEST(attention_bf16) {
     vec_flush_denormals(); // as the trainer does
     threads_set(2);
@@ -385,6 +410,7 @@ TEST(attention_bf16) {
         test_packed(&kernels[k], 3, 1);
         test_groups(&kernels[k]);
         test_caps(&kernels[k]);
+        test_largest(&kernels[k]);
     }
     LARGE(test_long(&kernels[0]));
     test_sharp(&kernels[0]);

@@ -281,6 +281,12 @@ TEST(parts_other_optimizer) {
     EXPECT(read_by(optimizer_of(OPTIMIZER_MUON, 0, MASTER_NONE), muon, 2,
                    optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), STATE_M) == 0,
            "rows from nowhere");
+    Optimizer in_8 = optimizer_of(OPTIMIZER_MUON, 0, MASTER_NONE);
+    in_8.muon_momentum = MUON_8BIT;
+    SavedOption muon8[] = {{"optimizer", "muon"}, {"muon-momentum", "8bit"}};
+    EXPECT(read_by(in_8, muon8, 2, in_8, STATE_M_SCALE) > 0, "scales of Muon's own momentum");
+    EXPECT(read_by(in_8, muon8, 2, optimizer_of(OPTIMIZER_MUON, 0, MASTER_NONE), STATE_V) == 0,
+           "state beside another momentum");
     Optimizer turned = optimizer_of(OPTIMIZER_SOAP, 0, MASTER_NONE), less = turned;
     less.soap_max_side = 64;
     EXPECT(read_by(turned, soap, 2, less, STATE_M) == 0, "other sides have their state");

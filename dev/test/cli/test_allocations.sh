@@ -33,6 +33,7 @@ test_all() {
         ends "$optimizer" "${run[@]}" --optimizer $optimizer --average ema:0.9 --out "$optimizer"
         ends "$optimizer, resumed" "${run[@]}" --optimizer $optimizer --steps 5 --resume on --out "$optimizer"
     done
+    ends "muon in 8 bits" "${run[@]}" --optimizer muon --muon-momentum 8bit --out muon8
     ends "bf16" "${run[@]}" --matmul bf16 --recompute 3 --out bf16
     ends "update in the backward pass" "${run[@]}" --total-batch 32 --update-in-backward on --out backward
     ends "a vocabulary" "${run[@]}" --tokenizer bpe:300 --out vocabulary --keep-best on --tensorboard on

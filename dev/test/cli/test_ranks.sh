@@ -200,13 +200,14 @@ test_lengths() {
 
 # Codes of blocks of 64 want as many channels.
 test_elements() {
-    local optimizer=$1 wide=(--layers 2 --channels 64 "${run[@]:4}")
-    trains 1 "one_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
-    trains 3 "three_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
-    same_model "one_$optimizer/step_00000006" "three_$optimizer/step_00000006" "--optimizer $optimizer, 3 ranks"
-    trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000002" --zero 2
-    same_model "one_$optimizer/step_00000006" "two_$optimizer/step_00000006" "--optimizer $optimizer, 3 ranks, then 2"
-    differs_from_adamw "one_$optimizer"
+    local name=$1 wide=(--layers 2 --channels 64 "${run[@]:4}" --zero 2)
+    shift
+    trains 1 "one_$name" "${wide[@]}" "$@"
+    trains 3 "three_$name" "${wide[@]}" "$@"
+    same_model "one_$name/step_00000006" "three_$name/step_00000006" "$*, 3 ranks"
+    trains 2 "two_$name" --resume "three_$name/step_00000002" --zero 2
+    same_model "one_$name/step_00000006" "two_$name/step_00000006" "$*, 3 ranks, then 2"
+    differs_from_adamw "one_$name"
 }
 
 # Rules of whole matrices gather what the processes have of them.
@@ -1282,7 +1283,8 @@ without_launcher
 same_bits
 batches
 lengths
-elements adamw8bit
+elements adamw8bit --optimizer adamw8bit
+elements muon8bit --optimizer muon --muon-momentum 8bit --muon-polynomial polar-express --muon-rows on
 matrices muon --muon-rows on --cautious-decay on --grad-clip 0.5 --freeze embeddings,blocks[0],mlp[1]
 matrices soap --soap-every 2 --soap-max-side 64 --cautious-decay on --freeze embeddings
 matrices adafactor --adafactor-beta1 0.9 --adafactor-scale on

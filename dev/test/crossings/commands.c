@@ -125,6 +125,7 @@ static const struct {
     {"vector-lr-scale", "0 0.3"},
     {"rope-base", "100 500000"},
     {"grad-clip", "0 0.1 100"},
+    {"qk-clip", "0.001 0.1 100"},
 };
 
 // Options that every command has: they make the run tiny.

@@ -253,7 +253,8 @@ TEST(self_attention_packed) {
     self_attention_heads_(&a, inp);
     linear_forward_cpu(qkv, inp, &a.weight, B * T, a.linear);
     heads_forward_cpu(qkv, &a.heads);
-    attention_bf16_forward_cpu(&(AttentionPass){a.sizes, NULL, qkv, NULL, out, lse}, &layer.attention.bf16);
+    attention_bf16_forward_cpu(&(AttentionPass){a.sizes, NULL, qkv, NULL, out, lse, NULL, NULL},
+                               &layer.attention.bf16);
     double *want = ops_widen(out, B * T * Q), difference = 0;
     EXPECT_NEAR(ops_error(a.atty, want, NULL, B * T * Q), 0, 0.01 / FLT_EPSILON, "out");
     for (size_t i = 0; i < B * T * Q; i++) {

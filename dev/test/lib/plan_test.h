@@ -110,6 +110,8 @@ static Settled plan_test_run(int k, OptionsProgram program, SafeTensorsDtype dty
     o->optimizer.name = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
     o->optimizer.sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
     o->optimizer.muon_rows = o->optimizer.sgd_momentum > 0;
+    o->optimizer.muon_momentum =
+        o->optimizer.name == OPTIMIZER_MUON && heads == 2 && ranks.grid.shape.tensor == 1;
     o->optimizer.adafactor_scale = o->optimizer.sgd_momentum > 0;
     o->optimizer.adafactor_beta1 = o->optimizer.name == OPTIMIZER_ADAFACTOR ? o->optimizer.sgd_momentum : 0;
     if (o->memory.offload_optimizer && o->optimizer.name == OPTIMIZER_SGD) {

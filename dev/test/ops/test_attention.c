@@ -22,7 +22,7 @@ static Run run_documents(AttentionSizes sizes, const int* starts, float* qkv, fl
                          AttentionScratch* scratch) {
     const Run r = {
         sizes, starts, qkv, dout, ops_floats(outs(sizes)), ops_floats(lses(sizes)), ops_floats(qkvs(sizes))};
-    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse};
+    const AttentionPass pass = {sizes, starts, qkv, NULL, r.out, r.lse, NULL, NULL};
     attention_forward_cpu(&pass, scratch);
     attention_backward_cpu(&(AttentionGradients){dout, r.dqkv, NULL}, &pass, scratch);
     return r;
@@ -92,7 +92,7 @@ static void check_sinks(AttentionSizes s, const int* starts) {
     Memory memory = memory_on_host();
     attention_open(&scratch, &memory, s.T, s.HS);
     const Run r = {s, starts, qkv, dout, ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s))};
-    const AttentionPass pass = {s, starts, qkv, NULL, r.out, r.lse};
+    const AttentionPass pass = {s, starts, qkv, NULL, r.out, r.lse, NULL, NULL};
     const double *wide = ops_widen(qkv, qkvs(s)), *wide_dout = ops_widen(dout, outs(s)),
                  *wide_sinks = ops_widen(sinks, (size_t)s.NH);
     double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(qkvs(s)),
@@ -268,6 +268,61 @@ TEST(documents_apart) {
 // Scores of about 1e4, for which exp() would overflow: hardly more than one key in a row keeps a
 // probability. Where two are close, the rounding of the scores decides between them, as `limit`
 // allows for.
+// The largest score of each head of `in`, of tokens that are no padding, by plain loops.
+static double plain_largest(const Run* in, const int* lengths, int h) {
+    const AttentionSizes s = in->sizes;
+    const size_t row = (size_t)attention_qkv_size(s),
+                 key = (size_t)(attention_queries_size(s) + h / attention_group(s) * s.HS);
+    double largest = 0;
+    for (int b = 0; b < s.B; b++) {
+        for (int t = 0; t < lengths[b]; t++) {
+            for (int u = in->starts ? in->starts[b * s.T + t] : 0; u <= t; u++) {
+                const float *q = in->qkv + (size_t)(b * s.T + t) * row + h * s.HS,
+                            *k = in->qkv + (size_t)(b * s.T + u) * row + key;
+                double score = 0;
+                for (int d = 0; d < s.HS; d++) {
+                    score += (double)q[d] * k[d];
+                }
+                largest = fmax(largest, score / (double)s.root);
+            }
+        }
+    }
+    return largest;
+}
+
+// Padding, whose scores are the largest, does not count, nor do other documents; a number that is
+// larger already stays.
+TEST(largest_scores) {
+    const int sizes[][5] = {{2, 33, 4, 2, 8}, {1, 1, 1, 1, 16}, {3, 131, 6, 2, 40}};
+    for (int i = 0; i < 6; i++) {
+        const int* n = sizes[i / 2];
+        const AttentionSizes s = attention_sizes(n[0], n[1], n[2], n[3], n[4]);
+        const int lengths[3] = {int_max(1, s.T - 5), s.T, int_max(1, s.T / 2)};
+        Run r = {s,
+                 i % 2 ? documents(s.B, s.T, 12) : NULL,
+                 ops_normal(qkvs(s), 1),
+                 NULL,
+                 ops_floats(outs(s)),
+                 ops_floats(lses(s)),
+                 NULL};
+        double largest[6] = {0, 0, 0, 0, 0, 1e6};
+        AttentionScratch scratch;
+        Memory memory = memory_on_host();
+        for (size_t k = (size_t)lengths[0]; k < (size_t)s.T * (size_t)attention_qkv_size(s); k++) {
+            r.qkv[k] *= k / (size_t)attention_qkv_size(s) >= (size_t)lengths[0] ? 9 : 1;
+        }
+        attention_open(&scratch, &memory, s.T, s.HS);
+        const AttentionPass pass = {s, r.starts, r.qkv, NULL, r.out, r.lse, lengths, largest};
+        attention_forward_cpu(&pass, &scratch);
+        for (int h = 0; h < s.NH; h++) {
+            const double want = h == 5 ? 1e6 : plain_largest(&r, lengths, h);
+            EXPECT_NEAR(largest[h], want, 1e-6 * (want + 1), "head %d of %d, case %d", h, s.NH, i);
+        }
+        memory_close(&memory);
+        ops_close("largest scores");
+    }
+}
+
 TEST(huge_scores) {
     check(2, 33, 2, 12, 1e4f);
     check(1, 100, 1, 1, 1e4f);
@@ -399,7 +454,7 @@ static AttentionResults run_either(AttentionSizes s, AttentionInputs in, const v
     AttentionScratch* a = (AttentionScratch*)scratch;
     const AttentionResults r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s)),
                                 ops_floats((size_t)s.B * attention_keys(s) * 2 * attention_keys_size(s))};
-    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse};
+    const AttentionPass pass = {s, in.starts, in.qkv, in.kv, r.out, r.lse, NULL, NULL};
     attention_forward_cpu(&pass, a);
     attention_backward_cpu(&(AttentionGradients){in.dout, r.dqkv, r.dkv}, &pass, a);
     return r;
@@ -457,7 +512,7 @@ static void test_cached(int NH, int KV, int HS, int window, float cap) {
         memcpy(last + b * QKV, qkv + (size_t)(T - 1) * QKV, (size_t)QKV * sizeof(float));
         want[b] = run_documents(sizes, window ? windows(1, T, window) : NULL, qkv, dout, &scratch);
     }
-    const AttentionPass pass = {step, NULL, last, NULL, out, lse};
+    const AttentionPass pass = {step, NULL, last, NULL, out, lse, NULL, NULL};
     attention_cached_cpu(&pass, positions, window, cache, &scratch);
     for (int b = 0; b < TEXTS; b++) {
         for (int h = 0; h < NH; h++) {

@@ -208,6 +208,9 @@ static void test_optimizers(const Gpu* gpu) {
     test_same_bits<bf16>("adamw8bit beside weights of 24 bits", wide, in_8, 0, "", gpu);
     test_same_bits<bf16>("lion", SMALL, lion, 0, "", gpu);
     test_same_bits<bf16>("muon, whose blocks are a chunk each", SMALL, muon, 0, "", gpu);
+    Optimizer muon8 = muon;
+    muon8.muon_momentum = MUON_8BIT;
+    test_same_bits<bf16>("muon with its momentum in 8 bits", wide, muon8, 0, "", gpu);
     test_same_bits<bf16>("soap, whose blocks are a chunk each", SMALL, soap, 0, "", gpu);
     test_same_bits<bf16>("adafactor, whose groups are a chunk each", SMALL, adafactor, 2, "", gpu);
     Optimizer average = split;

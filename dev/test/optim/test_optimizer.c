@@ -275,7 +275,7 @@ static void test_muon_runs(const MuonRuns* of) {
     optimizer_update_cpu(&state, &range, got, g, u, &scratch);
     for (int k = 0; k < of->count; k++) {
         const size_t first = (size_t)of->first[k], rows = (size_t)of->rows[k], at = first * C;
-        const MuonMatrix x = {want + at, g + at, m + at, squares + first, rows, C, NULL};
+        const MuonMatrix x = {want + at, g + at, {m + at, NULL, NULL}, squares + first, rows, C, NULL};
         muon_update_cpu(x, update_muon(u), &scratch);
     }
     EXPECT(memcmp(got, want, n * 4) == 0, "%s", of->name);

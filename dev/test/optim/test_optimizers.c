@@ -100,13 +100,16 @@ static void update_muon(const Case* c, Arrays* x, int t) {
                       .grad_scale = c->grad_scale,
                       .rows_beta2 = c->beta2,
                       .scale = strstr(c->name, "rms") ? MUON_RMS : MUON_SPECTRAL,
-                      .decay = decay_of(c)};
+                      .decay = decay_of(c),
+                      .polynomial = strstr(c->name, "polar") ? MUON_POLAR_EXPRESS : MUON_JORDAN};
     const size_t parts = (size_t)c->parts, rows = (size_t)c->rows, cols = (size_t)c->cols;
     const MuonScratch scratch = {x->scratch, &x->matmul};
     for (size_t k = 0; k < parts; k++) {
         const size_t first = k * (rows / parts), at = first * cols;
-        const MuonMatrix matrix = {x->param + at, x->grad + at, x->m + at, options ? x->v + first : NULL,
-                                   rows / parts,  cols,         NULL};
+        const Moment fp32 = {x->m + at, NULL, NULL}, in_8 = {NULL, x->m_code + at, x->w + at / 64};
+        const MuonMatrix matrix = {
+            x->param + at, x->grad + at, c->block ? in_8 : fp32, options ? x->v + first : NULL, rows / parts,
+            cols,          NULL};
         muon_update_cpu(matrix, opt, &scratch);
     }
 }
@@ -387,6 +390,102 @@ TEST(cautious_sgd) {
         }
     }
     ops_close("cautious SGD");
+}
+
+// Solves n <= 4 equations; `a` has a column more, the right side. Sets x.
+static void solve(double a[4][5], double x[4]) {
+    for (int i = 0; i < 4; i++) {
+        int largest = i;
+        for (int r = i + 1; r < 4; r++) {
+            largest = fabs(a[r][i]) > fabs(a[largest][i]) ? r : largest;
+        }
+        for (int c = 0; c < 5; c++) {
+            const double moved = a[i][c];
+            a[i][c] = a[largest][c], a[largest][c] = moved;
+        }
+        for (int r = 0; r < 4; r++) {
+            const double factor = r == i ? 0 : a[r][i] / a[i][i];
+            for (int c = 0; c < 5; c++) {
+                a[r][c] -= factor * a[i][c];
+            }
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        x[i] = a[i][4] / a[i][i];
+    }
+}
+
+static double odd_quintic(const double p[3], double x) { return x * (p[0] + x * x * (p[1] + x * x * p[2])); }
+
+// Sets the odd polynomial of degree 5 that is nearest to 1 on [low, high], by Remez' exchange: the
+// error has the same size and turns at both ends and at the two extrema between.
+static void nearest_to_one(double low, double high, double p[4]) {
+    double at[4] = {low, (3 * low + high) / 4, (low + 3 * high) / 4, high};
+    for (int round = 0; round < 50; round++) {
+        double a[4][5];
+        for (int i = 0; i < 4; i++) {
+            const double x = at[i];
+            const double line[5] = {x, pow(x, 3), pow(x, 5), i % 2 ? -1 : 1, 1};
+            memcpy(a[i], line, sizeof(line));
+        }
+        solve(a, p);
+        const double root = sqrt(9 * p[1] * p[1] - 20 * p[0] * p[2]);
+        at[1] = sqrt((-3 * p[1] - root) / (10 * p[2])), at[2] = sqrt((-3 * p[1] + root) / (10 * p[2]));
+    }
+}
+
+// The coefficients of Polar Express follow from the interval, one step after the other. Where the
+// lower end is raised to 1/50 of the upper one, the values of both ends keep 1 in their middle.
+TEST(polar_express) {
+    const MuonIteration* have = muon_iteration(MUON_POLAR_EXPRESS);
+    const double safety = 1.02;
+    double low = 1e-3, high = 1;
+    EXPECT(have->margin == (float)safety, "margin %g", (double)have->margin);
+    for (int k = 0; k < MUON_ITERATIONS; k++) {
+        const float* of_step = &have->steps[k].x;
+        double p[4], factor = 1;
+        nearest_to_one(fmax(low, high / 50), high, p);
+        factor = low < high / 50 ? 2 / (odd_quintic(p, low) + odd_quintic(p, high)) : 1;
+        for (int i = 0; i < 3; i++) {
+            const double divided = p[i] * factor / pow(safety, 2 * i + 1);
+            const double want = k + 1 < MUON_ITERATIONS ? divided : p[i] * factor;
+            EXPECT_NEAR(of_step[i] / want, 1, 2 * FLT_EPSILON, "step %d, coefficient %d: %.9g", k, i, want);
+            p[i] = divided;
+        }
+        low = odd_quintic(p, low), high = 2 - low;
+    }
+}
+
+// Returns how far the singular values of an update are from 1 at most. Those of the gradient are
+// 1, 0.8, 0.8^2, ...; X of a diagonal matrix is diagonal.
+static double singular_error(MuonPolynomial polynomial) {
+    enum { N = 28 };
+    float *param = zeros(N * N), *grad = zeros(N * N), *b = zeros(N * N);
+    const Muon opt = {.lr = 1, .grad_scale = 1, .polynomial = polynomial};
+    const MuonMatrix x = {param, grad, {b, NULL, NULL}, NULL, N, N, NULL};
+    double worst = 0;
+    MatmulScratch matmul;
+    Memory memory = memory_on_host();
+    matmul_open(&matmul, &memory);
+    for (int i = 0; i < N; i++) {
+        grad[i * (N + 1)] = (float)pow(0.8, i);
+    }
+    const MuonScratch scratch = {ops_bytes(muon_scratch_bytes(N, N)), &matmul};
+    muon_update_cpu(x, opt, &scratch);
+    for (int i = 0; i < N * N; i++) {
+        worst = fmax(worst, fabs(-(double)param[i] - (i % (N + 1) == 0)));
+    }
+    memory_close(&memory);
+    ops_close("singular values");
+    return worst;
+}
+
+// The least singular value is 0.0015 of the norm. The polynomials of Polar Express bring all from
+// 0.001 to within 0.1411 of 1.
+TEST(singular_values) {
+    const double jordan = singular_error(MUON_JORDAN), polar = singular_error(MUON_POLAR_EXPRESS);
+    EXPECT(jordan > 0.3 && polar < 0.1412, "off by %g with Jordan's, by %g with Polar Express", jordan,
+           polar);
 }
 
 TEST(rates) {

@@ -398,6 +398,8 @@ static void test_architectures(void) {
                    "--share-layers|layers 2 and 3|only layer 3 has attention");
     expect_refused(TEXT "--arch llama --softcap 15", 2, "--softcap|no meaning with --arch llama|nanochat");
     expect_refused(TEXT "--arch qwen2 --model llama:1b", 2, "--arch qwen2|llama:1b is a llama");
+    expect_refused(TEXT "--arch llama --hidden 96 --optimizer muon --muon-momentum 8bit", 2,
+                   "--muon-momentum 8bit|96 hidden units|multiple of 64|--muon-momentum fp32 works");
     expect_refused(TEXT "--arch llama --hidden 96 --optimizer adamw8bit", 2,
                    "96 hidden units|64|adamw works");
 }
