@@ -25,7 +25,7 @@ defect_names_of_other_programs() {
     bad 2 "--init_from|use --model" --init_from gpt2
     bad 2 "--wandb_log|scripts/wandb_follow.py" --wandb_log
     bad 2 "--resid_pdrop|use --dropout" --resid_pdrop 0.1
-    bad 2 "--bias|GPT-2 has biases" --bias
+    bad 2 "--bias|gpt2 has biases" --bias
     bad 2 "--compile|not needed" --compile
 }
 

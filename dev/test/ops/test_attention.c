@@ -125,15 +125,10 @@ static void check_dropout(AttentionSizes s, const int* starts) {
     const int l = 2, first_head = 4;
     float *qkv = ops_normal(qkvs(s), 1), *dout = ops_normal(outs(s), 1);
     const Run r = {s, starts, qkv, dout, ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(qkvs(s))};
-    const AttentionPass pass = {s,
-                                starts,
-                                qkv,
-                                NULL,
-                                r.out,
-                                r.lse,
-                                NULL,
-                                NULL,
-                                dropout_open(&batch, 0.3f, dropout_of_head(l, first_head), s.chunks, s.T, 0)};
+    const AttentionPass pass = {
+        s,    starts, qkv,
+        NULL, r.out,  r.lse,
+        NULL, NULL,   dropout_open(&batch, 0.3f, dropout_of_head(l, first_head), s.chunks, s.T, 0)};
     double *drop = ops_doubles(lses(s) * s.T), *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)),
            *dqkv = ops_doubles(qkvs(s));
     for (size_t i = 0; i < lses(s) * s.T; i++) { // (B, NH, T, T)
