@@ -20,7 +20,8 @@ enum {
 static const ModelConfig CFG = {4, 1152, 1152, BLOCKS, 2, 8, SHARE_OFF};
 enum { MOST = 16384 }; // elements at most
 // rows before fcb, except wpe: the groups again have one size
-enum { FROZEN = ((1 << offsetof(ModelParameters, fcb) / sizeof(floatX*)) - 1) & ~(1 << 1) };
+static const TensorSet FROZEN =
+    (((TensorSet)1 << offsetof(ModelParameters, fcb) / sizeof(floatX*)) - 1) & ~((TensorSet)1 << 1);
 
 // Returns the settings of the map of a plan.
 static MapOf map_of(ModelConfig cfg, const ZeroPlan* plan) {
