@@ -289,7 +289,9 @@ static void open_update(Model* model, const Settled* s) {
         optimizer_update_open<floatX>(&model->optimizer, &model->zero, &model->matmul, s->options.data.seed);
     in_backward_gpu_open(&model->in_backward, &model->memory, &model->update, &model->norm, &model->results,
                          s->options.memory.update_in_backward);
-    qk_clip_open(&model->clip, &model->memory, &model->map, s->options.optimizer.qk_clip);
+    if (s->use == USE_TRAIN) {
+        qk_clip_open(&model->clip, &model->memory, &model->map, s->options.optimizer.qk_clip);
+    }
 }
 
 // Opens the parts that need a GPU and take no memory of it.

@@ -69,12 +69,12 @@ __device__ inline float qk_clip_factor_(const float* factors, const QkClipTensor
 // moves  the weights of queries, keys and values in, those that change out. Bound by memory.
 // order  every element on its own
 template <class T>
-__global__ void __launch_bounds__(UPDATE_THREADS_)
+__global__ void __launch_bounds__(UPDATE_THREADS)
     qk_clip_kernel_(const __grid_constant__ Weights<T> weights, UpdateTiles tiles,
                     const __grid_constant__ QkClipTensors_ tensors, const float* factors, uint64_t seed,
                     int64_t t) {
     const size_t owned = (size_t)blockIdx.x * UPDATE_TILE + 4 * threadIdx.x;
-    const UpdateRow_& row = tiles.rows[tiles.row_of[blockIdx.x]];
+    const UpdateRow& row = tiles.rows[tiles.row_of[blockIdx.x]];
     if (row.rule == RULE_NONE || tensors.of[row.tensor].at < 0) {
         return; // the whole block
     }
@@ -117,8 +117,8 @@ static inline void qk_clip(QkClipGpu* clip, const OptimizerUpdate<T>& u, Update 
     CUDA_CHECK(cudaMemcpyAsync(clip->factors, clip->on_host, (size_t)cfg.L * rows * sizeof(float),
                                cudaMemcpyHostToDevice, gpu->stream));
     // the update has used the words of t
-    launch(qk_clip_kernel_<T>, (unsigned)(state->map->totals.updated / UPDATE_TILE), UPDATE_THREADS_, 0, gpu,
-           update_weights_(u), u.plan->tiles, clip->tensors, (const float*)clip->factors, u.seed, -update.t);
+    launch(qk_clip_kernel_<T>, (unsigned)(state->map->totals.updated / UPDATE_TILE), UPDATE_THREADS, 0, gpu,
+           update_weights(u), u.plan->tiles, clip->tensors, (const float*)clip->factors, u.seed, -update.t);
     zero_gather_parameters(u.zero);
 }
 
