@@ -299,7 +299,7 @@ def tensors(path):
 
 
 # llama.cpp has other layers than these fixtures, and the exporter says so; `families` has such models in its form.
-REFUSED = {"deepseek3_plain", "exaone4", "gemma2", "gemma3", "glm4moe_groups", "gptoss", "gptoss_mxfp4", "longrope_near", "nanochat", "olmo3", "olmoe", "qwen35", "smollm3", "yarn_exact"}
+REFUSED = {"deepseek3_plain", "exaone4", "gemma2", "gemma3", "glm4moe_groups", "gptoss", "gptoss_mxfp4", "llmc_llama", "llmc_nanochat", "longrope_near", "nanochat", "olmo3", "olmoe", "qwen35", "smollm3", "yarn_exact"}
 
 
 def check_fixtures(args, work):

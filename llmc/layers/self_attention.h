@@ -202,7 +202,7 @@ static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
 // Returns the pass of attention; kv are gathered keys, or NULL.
 static inline AttentionPass self_attention_pass_(const SelfAttention* a, const float* kv) {
     return (AttentionPass){a->sizes, a->starts,  a->qkv,     kv,        a->atty,
-                           a->lse,   a->dropout, a->lengths, a->largest};
+                           a->lse,   a->lengths, a->largest, a->dropout};
 }
 
 static inline LatentCache self_attention_latents_(const SelfAttention* a) {

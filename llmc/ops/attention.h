@@ -147,9 +147,9 @@ typedef struct {
     const float* qkv;
     const float* kv; // gathered keys and values; NULL: use qkv's own
     float *out, *lse;
-    Dropout dropout; // of the weights of head 0, by query; the other heads' places follow
     const int* lengths; // (B) tokens of each whole sequence, the rest is padding; NULL: all
     double* largest;    // (NH) raised to the largest score, if any is larger; NULL: not wanted
+    Dropout dropout;    // of the weights of head 0, by query; the other heads' places follow
 } AttentionPass;
 
 // Raises the largest score of head `index` of B * NH. Threads may do so in any order.

@@ -99,6 +99,9 @@ static Verdict check_padding(World* w, const Command* drawn) {
     command_drop_all(&a, OF_LENGTHS);
     command_set(&a, "train-data", PICK(&w->random, "in/docs.jsonl", "in/pairs.jsonl", "in/chats.jsonl"));
     command_set(&a, "pack", PICK(&w->random, "pad", "dynamic", "uniform"));
+    if (word_is_in(command_get(&a, "chat"), "harmony")) {
+        command_drop(&a, "chat"); // its turn of the system is long
+    }
     command_set(&a, "seq-len", "192"); // no document is longer
     command_set(&a, "context", "256");
     command_set(&a, "total-batch", "x4");

@@ -131,6 +131,8 @@ static void check_dropout(AttentionSizes s, const int* starts) {
                                 NULL,
                                 r.out,
                                 r.lse,
+                                NULL,
+                                NULL,
                                 dropout_open(&batch, 0.3f, dropout_of_head(l, first_head), s.chunks, s.T, 0)};
     double *drop = ops_doubles(lses(s) * s.T), *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)),
            *dqkv = ops_doubles(qkvs(s));
