@@ -31,6 +31,7 @@ values, Vp tokens of the padded vocabulary.
 #include "llmc/layers/teaching.cuh"
 #include "llmc/parallel/pipeline.cuh"
 #include "llmc/parallel/zero.cuh"
+#include "llmc/optim/qk_clip.cuh"
 #include "llmc/optim/update_groups.cuh"
 #include "llmc/optim/update_in_backward.cuh"
 #include "llmc/setup/resolve.h"
@@ -83,6 +84,7 @@ struct Model {
     MatmulGpu matmul;
     LinearGpu linear; // with it
     AttentionGpu attention;
+    double* wanted_scores; // largest ones of the model (qk_clip.h), while they are wanted; or NULL
     MixerScratchGpu mixer;
     ModelRopes ropes;
     ContextParallelGpu<floatX> context;
@@ -102,6 +104,8 @@ struct Model {
     StepGraph graphs[ZERO_VARIANTS]; // of micro-steps
     StepResults results;
     int sources;       // of a mixture, whose losses are in the results; else 0
+    size_t scores;     // largest ones of all heads of the model, which follow; 0: not wanted
+    QkClipGpu clip;    // of heads (qk_clip.h)
     int* is_top;       // (N) of the targets of a task, on the GPU
     Transfer transfer; // weights and state between the host and the GPU
     GpuReport report;  // and the sensors for the log
@@ -221,7 +225,8 @@ static void open_activations(Model* model, const Settled* s) {
     expert_traffic_open(&model->experts, &model->memory, cfg, model->activation_rows, generates);
 }
 
-// Returns the numbers of the statistics of routers, which the losses of sources follow.
+// Returns the numbers of the statistics of routers, which the losses of sources follow, then the
+// largest scores.
 static size_t model_statistics(const Model* model) {
     return (size_t)model->cfg.L * (size_t)router_statistics(model->cfg.E);
 }
@@ -248,8 +253,9 @@ static void open_operations(Model* model, const Settled* s) {
     gradient_norm_open(&model->norm, memory,
                        elements[elements[MAP_REDUCED] > 0 ? MAP_REDUCED : MAP_GRADIENTS]);
     model->sources = s->sources;
+    model->scores = rank_report_all_scores(s);
     step_results_open(&model->results, memory, update > validation ? update : validation,
-                      model_statistics(model) + (size_t)s->sources, &model->gpu);
+                      model_statistics(model) + (size_t)s->sources + model->scores, &model->gpu);
     model->is_top = (int*)memory_take(memory, "scratch: most likely targets", MEMORY_DEVICE, N * sizeof(int));
 }
 
@@ -283,6 +289,9 @@ static void open_update(Model* model, const Settled* s) {
         optimizer_update_open<floatX>(&model->optimizer, &model->zero, &model->matmul, s->options.data.seed);
     in_backward_gpu_open(&model->in_backward, &model->memory, &model->update, &model->norm, &model->results,
                          s->options.memory.update_in_backward);
+    if (s->use == USE_TRAIN) {
+        qk_clip_open(&model->clip, &model->memory, &model->map, s->options.optimizer.qk_clip);
+    }
 }
 
 // Opens the parts that need a GPU and take no memory of it.
@@ -534,19 +543,19 @@ static Block block_at(Model* model, int l, const Pass* pass, const ModelGradient
     if (d) {
         linear_adapter_gradients(&layer.weights, d, mode);
     }
-    return Block{
-        model,
-        pass,
-        l,
-        layer.a,
-        layer.weights,
-        stream,
-        branch_of_attention(&layer, stream.out),
-        branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
-        self_attention_of(&layer, model->window_starts, &model->ropes, &model->attention, &model->context),
-        mixer_of(&layer, &model->mixer),
-        mlp_of(&layer, &model->groups.experts, &model->experts,
-               router_biases_at(&model->biases, model->cfg, l))};
+    return Block{model,
+                 pass,
+                 l,
+                 layer.a,
+                 layer.weights,
+                 stream,
+                 branch_of_attention(&layer, stream.out),
+                 branch_of_mlp(&layer, stream_into(model, l + 1, pass)),
+                 self_attention_of(&layer, model->window_starts, &model->ropes, &model->attention,
+                                   &model->context, model->wanted_scores),
+                 mixer_of(&layer, &model->mixer),
+                 mlp_of(&layer, &model->groups.experts, &model->experts,
+                        router_biases_at(&model->biases, model->cfg, l))};
 }
 
 // Runs the block up to the hidden layer of the MLP.
@@ -882,7 +891,10 @@ static void micro_step_begin(Model* model, Batch batch, MicroStep step) {
     zero_begin(&model->zero, step);
     model->linear.renews = step.number == 0;
     forward_clock_begin(&model->clock, &model->gpu);
+    model->wanted_scores =
+        model->scores > 0 ? model->results.statistics + model_statistics(model) + model->sources : NULL;
     model_forward(model, batch);
+    model->wanted_scores = NULL; // of training alone
     teacher_forward(model, batch);
     forward_clock_end(&model->clock, &model->gpu);
 }
@@ -991,6 +1003,9 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
     if (report->sources > 0) {
         memcpy(rank_report_sources(report), from + routers, report->sources * sizeof(double));
     }
+    if (report->scores > 0) {
+        memcpy(rank_report_scores(report), from + routers + report->sources, report->scores * sizeof(double));
+    }
     report->pace_s = forward_clock_pace_s(&model->clock);
     matmul_gpu_keep_cache(&model->matmul);
     grid_groups_gpu_check(&model->groups);
@@ -1001,6 +1016,15 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
 static void model_move_biases(Model* model, const double* statistics, Update update) {
     if (statistics) {
         router_biases_move(&model->biases, model->cfg, &model->freeze, statistics, update, &model->gpu);
+    }
+}
+
+// Clips the heads of this process whose scores in the update were above the limit, given the
+// largest scores of all heads of the model; NULL: none. All processes that have a weight clip it
+// alike.
+static void model_clip_heads(Model* model, const double* scores, Update update) {
+    if (scores) {
+        qk_clip(&model->clip, model->update, update, scores, &model->gpu);
     }
 }
 
@@ -1291,6 +1315,7 @@ static void train(Model* model, Run* run) {
             model_update(model, update);
         }
         model_move_biases(model, run_moves_biases(run), update);
+        model_clip_heads(model, run_clips_heads(run), update);
         gpu_report_tell(&model->report, &run->log);
         run_end_step(run);
         if (schedule_due(run->settled->options.memory.gpu_report, run->state.step,

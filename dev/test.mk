@@ -120,6 +120,8 @@ build/sim/cli_generate.ok: $(subst %,generate,$(CLI)) $(call SIM_TRAINER,FP32)
 	$(run_test) $< build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
 build/sim/%/cli_families.ok: $(subst %,families,$(CLI)) build/sim/%/train_gpt2cu
 	$(run_test) $< build/sim/$*/train_gpt2cu
+build/sim/%/cli_qk_clip.ok: $(subst %,qk_clip,$(CLI)) build/sim/%/train_gpt2cu build/plain/train_gpt2
+	$(run_test) $< build/sim/$*/train_gpt2cu
 build/sim/cli_dropout.ok: $(subst %,dropout,$(CLI)) $(call SIM_TRAINER,FP32)
 	$(run_test) $< build/sim/FP32/train_gpt2cu
 build/sim/cli_ranks.ok $(PARTS:%=build/sim/cli_ranks.%.ok): build/sim/plain/test_collectives

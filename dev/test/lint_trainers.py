@@ -12,7 +12,6 @@ ONLY = {
     CPU: {
         "parameters_kind": "the memory report begins with it, before the map's scratch memory",
          "open_matmuls": "matmuls may read packed copies, which come before attention's memory",
-        "model_clip_heads": "the GPU's attention does not find the largest scores",
         "recompute_level": "an MLP in bf16 computes GELU again",
     },
     GPU: {

@@ -195,8 +195,8 @@ test_sim_trainer() {
     for precision in $(drawn "precision of the simulated trainer" BF16 FP32); do
         # shellcheck disable=SC2046 # names without blanks
         case $precision in
-        BF16) printf '%s\n' build/sim/BF16/cli_families build/sim/cli_experts $(quarter build/sim/cli_ranks) $(quarter build/sim/cli_pipeline) ;;
-        FP32) printf '%s\n' build/sim/FP32/cli_families build/sim/cli_{dropout,sim,generate} ;;
+        BF16) printf '%s\n' build/sim/BF16/cli_{families,qk_clip} build/sim/cli_experts $(quarter build/sim/cli_ranks) $(quarter build/sim/cli_pipeline) ;;
+        FP32) printf '%s\n' build/sim/FP32/cli_{families,qk_clip} build/sim/cli_{dropout,sim,generate} ;;
         esac
     done
 }

@@ -55,6 +55,8 @@ typedef struct {
     AttentionCacheGpu<floatX> cache;  // keys and values that are kept; no data: none
     int sequence;                     // prefill: its place in the cache
     const int* positions;             // decoding: position of each row; else NULL
+    const int* lengths;               // (B), or NULL
+    double* largest;                  // (NH) scores, or NULL
     TensorParallelGpu tensor;
     LinearGpu* linear;
     AttentionGpu* attention;
@@ -69,10 +71,11 @@ static inline ValueEmbeddingGpu<floatX> self_attention_values_of_(const LayerPas
             p->value_gate ? p->value_table + first : NULL,           of->pass->inputs};
 }
 
-// Returns the attention of a layer; `window_starts` are for layers with a window.
+// Returns the attention of a layer; `window_starts` are for layers with a window. `scores` are the
+// largest ones of the model (qk_clip.h), while they are wanted; or NULL.
 static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const int* window_starts,
                                                  const ModelRopes* ropes, AttentionGpu* attention,
-                                                 const ContextParallelGpu<floatX>* context) {
+                                                 const ContextParallelGpu<floatX>* context, double* scores) {
     const ModelConfig cfg = of->cfg;
     const ModelActivations* a = &of->a;
     const ModelParameters* p = &of->p;
@@ -109,6 +112,8 @@ static inline SelfAttentionGpu self_attention_of(const LayerPassGpu* of, const i
     layer.lse = a->att_lse;
     layer.cache = {pass->cached ? a->kv : NULL, pass->cached};
     layer.sequence = pass->sequence;
+    layer.lengths = pass->lengths;
+    layer.largest = scores ? attention_config_scores_at(scores, cfg, of->l) : NULL;
     layer.tensor = of->tensor;
     layer.linear = of->linear;
     layer.attention = attention;
@@ -188,6 +193,9 @@ static inline void self_attention_heads_(const SelfAttentionGpu* a, const floatX
         self_attention_step_(a, &pass);
     } else {
         attention_raced_forward(&pass, a->attention, a->linear->matmul);
+    }
+    if (a->largest) {
+        attention_largest_scores(a->largest, &pass, a->lengths, gpu);
     }
     if (a->sinks) {
         sinks_forward(a->atty, a->lse, a->sinks, a->sizes, gpu);

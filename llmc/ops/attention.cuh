@@ -205,6 +205,26 @@ static inline void attention_forward(const AttentionPassGpu<X>* pass, const Atte
                         }));
 }
 
+// Raises `largest` (NH) on the GPU, which is not negative, to the largest score of each head, if
+// that is larger, in a pass of attention_forward without a cap. lengths: (B) tokens of each whole
+// sequence, the rest is padding; NULL: all. It costs half the matmuls of the forward pass, whose
+// kernels know only about the largest score of a row.
+template <class X>
+static inline void attention_largest_scores(double* largest, const AttentionPassGpu<X>* pass,
+                                            const int* lengths, const Gpu* gpu) {
+    AttentionSize size = attention_checked_(pass);
+    assert(pass->sizes.cap == 0);
+    size.packs = attention_packs<X>(size.HS, pass->qkv, pass->kv, NULL, NULL);
+    ATTENTION_DISPATCH_(size.HS, {
+        constexpr int WD = attention_documents_width_(W);
+        typedef AttentionTiling_<X, WD> Tiling;
+        const unsigned grid = attention_grid(&size, size.T, (size_t)pass->sizes.B * size.NH,
+                                             16 * ATTENTION_WARPS * Tiling::FORWARD_M);
+        launch(attention_scores_kernel_<X, WD>, grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu, largest,
+               pass->qkv, attention_general_keys(pass), pass->starts, lengths, size);
+    });
+}
+
 // Launches both kernels; returns the number of tiles of a sequence.
 template <class X, int W, AttentionMask MASK>
 static inline int attention_backward_(const AttentionGradientsGpu<X>* d, const AttentionPassGpu<X>* pass,

@@ -10,6 +10,7 @@ Tiles that lie entirely in earlier documents are skipped.
 
     kernel      block's rows    stream          matmuls
     forward     queries         keys, values    s = q k^T, out += p v
+    scores      queries         keys            s = q k^T
     query grad  q, dout         keys, values    s = q k^T, dp = dout v^T, dq += ds k
     key grads   keys, values    q, dout         s^T = k q^T, dp^T = v dout^T, dv += p^T dout,
                                                 dk += ds^T q
@@ -519,6 +520,92 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_finish(acc, lse + at.in_lse, softmax, row0, size.T);
     attention_store_<X, M, W>(out + at.in_out + row0 * (size_t)size.Q, size.Q, size.T - row0, size,
                               q_tile + mine * STRIDE, acc);
+}
+
+// ---- the largest score ----
+
+// Returns the larger of `most` and the products of the warp's queries, from position row0 on, with
+// keys u0 ... u0+8N-1 that they see. Queries from position `real` on do not count.
+template <class X, int N, int M, int W, int KEEP>
+__device__ inline float attention_largest_product_(float most, const AttentionLeft_<X, M, W, KEEP>& left,
+                                                   const X* keys, int row0, int u0, int real) {
+    const int end = real - row0 - threadIdx.x % 32 / 4;
+    float s[M][N][4];
+    attention_dot_(s, left, keys);
+    if (u0 + 8 * N - 1 > row0) {
+        attention_mask_later(s, row0, u0);
+    }
+    if (!attention_all_see_<X, ATTENTION_GENERAL, 16 * M, W>(left.rows, u0)) {
+        attention_mask_earlier_<X, W>(s, left.rows, u0);
+    }
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / 4 / N, e = i % 4;
+        most = 16 * m + 8 * (e / 2) < end ? fmaxf(most, s[m][i / 4 % N][e]) : most;
+    }
+    return most;
+}
+
+// Raises a number that is not negative: then the order of doubles is that of their bits.
+__device__ inline void attention_raise_(double* largest, float x) {
+    const double wide = x;
+    unsigned long long bits;
+    memcpy(&bits, &wide, sizeof(bits));
+    atomicMax((unsigned long long*)largest, bits);
+}
+
+// Raises the largest scores (NH): a block owns ROWS queries of one head, as in the forward pass,
+// and streams the keys only. Padding, behind `lengths` tokens of each sequence, does not count.
+// grid   heads * ceil(T / ROWS)      block   128      shared   q, and 2 x k
+// moves  B*T*(Q+K) in, once more per tile from L2. Bound by tensor cores (fp32: by multiply-adds):
+//        half the matmuls of the forward pass.
+// order  any: a maximum does not depend on it
+// needs  HS <= W
+template <class X, int W>
+__global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
+    attention_scores_kernel_(double* largest, const X* qkv, const X* kv, const int* starts,
+                             const int* lengths, AttentionSize size) {
+    typedef AttentionTiling_<X, W> Tiling;
+    constexpr AttentionMask MASK = ATTENTION_GENERAL;
+    constexpr int M = Tiling::FORWARD_M, COLS = Tiling::FORWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
+    constexpr int STRIDE = Tiling::STRIDE;
+    SMEM_DYNAMIC(X, q_tile);
+    X* stream = q_tile + ROWS * STRIDE;
+    const int head = blockIdx.x / size.tiles;
+    const AttentionHead at = attention_query_head<MASK>(size);
+    starts = attention_starts_of<MASK>(starts, at);
+    const size_t stride = attention_stride(size), key_stride = attention_key_stride<MASK>(size);
+    const X *q = qkv + at.in_q, *k = kv + at.in_k;
+    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS,
+              last = attention_last<MASK>(size), shift = attention_shift<MASK>(t0, size),
+              real = lengths ? min(last, lengths[head / size.NH]) : last;
+    const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine + shift,
+              keys = t0 + shift < real ? min(min(t0 + ROWS, size.T) + shift, real) : 0;
+    const int from = attention_start_of<MASK>(starts, t0 + shift) / COLS * COLS;
+
+    attention_load_<X, ROWS, W>(q_tile, q + t0 * stride, stride, size.T - t0, size);
+    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0 + shift, last);
+    attention_load_<X, COLS, W>(stream, k + from * key_stride, key_stride, last - from, size);
+    attention_wait_();
+    AttentionLeft_<X, M, W, Tiling::FORWARD_KEEP> left;
+    attention_left_(left, q_tile + mine * STRIDE);
+    float most = 0;
+    for (int u0 = from, stage = 0; u0 < keys; u0 += COLS, stage ^= 1) {
+        const int next = u0 + COLS;
+        if (next < keys) {
+            attention_load_<X, COLS, W>(stream + (stage ^ 1) * COLS * STRIDE, k + next * key_stride,
+                                        key_stride, last - next, size);
+        }
+        if (u0 < row0 + 16 * M && attention_some_see_<X, MASK, W>(left.rows, next - 1)) {
+            most = attention_largest_product_<X, COLS / 8>(most, left, stream + stage * COLS * STRIDE, row0,
+                                                           u0, real);
+        }
+        attention_wait_();
+    }
+    most = warp_max(most);
+    if (threadIdx.x % 32 == 0 && most > 0) {
+        attention_raise_(largest + head % size.NH, most * size.scale.scale);
+    }
 }
 
 // ---- backward ----

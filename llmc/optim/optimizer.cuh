@@ -341,7 +341,8 @@ static inline OptimizerUpdate<T> optimizer_update_open(const OptimizerPlan* plan
     return u;
 }
 
-template <class T> static inline Weights<T> update_weights_(const OptimizerUpdate<T>& u) {
+// Returns the weights of an update.
+template <class T> static inline Weights<T> update_weights(const OptimizerUpdate<T>& u) {
     const MasterWeights master = u.plan->state->optimizer.master;
     const int slot = state_master_slot(master);
     const Weights<T> weights = {u.params, slot < STATE_SLOTS ? u.slots[slot] : NULL, master};
@@ -366,7 +367,7 @@ static inline UpdateSpan_ update_groups_(const Map* map, size_t first, size_t co
 
 template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUpdate<T>& u) {
     const MuonUpdate<T> muon = {
-        update_weights_(u),
+        update_weights(u),
         u.grads,
         {(float*)u.slots[STATE_M], (uint8_t*)u.slots[STATE_M8], (float*)u.slots[STATE_M_SCALE]},
         (float*)u.slots[STATE_ROWS],
@@ -407,7 +408,7 @@ static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateSpan_ gr
 
 // Returns the arguments of SOAP for a row.
 template <class T> static inline SoapUpdate<T> update_soap_of_(const OptimizerUpdate<T>& u, int row) {
-    const SoapUpdate<T> soap = {update_weights_(u),
+    const SoapUpdate<T> soap = {update_weights(u),
                                 u.grads,
                                 (float*)u.slots[STATE_MATRIX_M],
                                 (float*)u.slots[STATE_MATRIX_V],
@@ -462,7 +463,7 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateSpa
     const AdafactorCount these = {end.matrices - begin.matrices, end.vectors - begin.vectors,
                                   end.tiles - begin.tiles};
     assert(!update_is_in_backward_(s->map) || groups.end - groups.first == 1);
-    adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.grads, (float*)u.slots[STATE_ROWS],
+    adafactor_update(AdafactorUpdate<T>{update_weights(u), u.grads, (float*)u.slots[STATE_ROWS],
                                         (float*)u.slots[STATE_COLS], (float*)u.slots[STATE_V],
                                         (float*)u.slots[STATE_M], &u.plan->adafactor,
                                         update_adafactor(u.update), u.seed, begin, these, NULL, NULL},
@@ -525,7 +526,7 @@ static inline void update_operand_(const OptimizerUpdate<T>& u, const OwnersItem
         muon_operand(&t, update_muon_one_(u, to, NULL), 0, gpu);
         return;
     }
-    const Weights<T> weights = weights_from(update_weights_(u), t.params.first, t.master.first);
+    const Weights<T> weights = weights_from(update_weights(u), t.params.first, t.master.first);
     GRADIENT_DISPATCH(u.grads, T,
                       owners_operand(to, o->has_weights ? to + o->shares_room : NULL,
                                      (const G*)u.grads.data + t.grads.first, weights, item->share.count,
@@ -547,7 +548,7 @@ static inline void update_turn_adafactor_(const OptimizerUpdate<T>& u, OwnedMatr
                                           float* rate, const float* weights, const Gpu* gpu) {
     AdafactorCount one = {0, 0, 0};
     update_count_adafactor_(&one, x.of, 1);
-    adafactor_update(AdafactorUpdate<T>{update_weights_(u), Gradient{matrix, DTYPE_FP32},
+    adafactor_update(AdafactorUpdate<T>{update_weights(u), Gradient{matrix, DTYPE_FP32},
                                         (float*)u.slots[STATE_ROWS], (float*)u.slots[STATE_COLS],
                                         (float*)u.slots[STATE_V], NULL, &u.plan->traveling,
                                         update_adafactor(u.update), u.seed,
@@ -596,7 +597,7 @@ static inline void update_move_adafactor_(const OptimizerUpdate<T>& u, const Own
     t.first_word = part.words.first;
     t.rate = s->factors[row].rate;
     t.decay = s->factors[row].decay;
-    adafactor_move(weights_from(update_weights_(u), part.params.first, part.master.first), m, direction,
+    adafactor_move(weights_from(update_weights(u), part.params.first, part.master.first), m, direction,
                    direction + count, count, t, update_adafactor(u.update), u.seed, gpu);
 }
 
@@ -622,7 +623,7 @@ static inline void update_move_(const OptimizerUpdate<T>& u, const OwnersItem* i
                                          : 1.0f - adam.lr * adam.weight_decay;
     const MuonMove move = {rate, decays ? keep : 1.0f, rule == RULE_MUON ? muon.decay : adam.decay, u.seed,
                            u.update.t};
-    muon_move(&t, update_weights_(u), u.plan->owners.shares + item->share_at, move, 0, gpu);
+    muon_move(&t, update_weights(u), u.plan->owners.shares + item->share_at, move, 0, gpu);
 }
 
 template <class T>
@@ -680,10 +681,10 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
                                          const Gpu* gpu) {
     assert(update_is_aligned_(u.params) && update_is_aligned_(u.grads.data) && first % UPDATE_TILE == 0 &&
            count % UPDATE_TILE == 0 && update_is_aligned_(u.slots[STATE_M]) &&
-           update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(update_weights_(u).master));
+           update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(update_weights(u).master));
     assert(DTYPE_OF(T) == DTYPE_BF16 || u.plan->state->optimizer.master <= MASTER_FP32);
-    const ElementsUpdate<T> elements = {u.plan->state, &u.plan->tiles,       update_weights_(u), u.grads,
-                                        u.slots,       u.plan->codes.values, u.update,           u.seed};
+    const ElementsUpdate<T> elements = {u.plan->state, &u.plan->tiles,       update_weights(u), u.grads,
+                                        u.slots,       u.plan->codes.values, u.update,          u.seed};
     const uint32_t tile = (uint32_t)(first / UPDATE_TILE), tiles = (uint32_t)(count / UPDATE_TILE);
     if (u.shows_average) {
         update_average<T, 1>(elements, tile, tiles, gpu);

@@ -39,6 +39,17 @@ extern "C" {
 // whole model. Returns true if it has changed any weight.
 int qk_clip_layer_cpu(const ModelParameters* p, ModelConfig part, int l, const double* scores, float limit);
 
+// Rows of the tensors of a layer that a clip scales, and where their factors begin among those of
+// the layer: the bias of qkv has those of its weight.
+typedef struct {
+    int rows, of_qup, of_kvup;
+} QkClipFactors;
+QkClipFactors qk_clip_factors(ModelConfig part);
+
+// Sets the factors (rows) by which qk_clip_layer_cpu multiplies the rows of layer l. Returns the
+// same.
+int qk_clip_layer_factors(float* factors, ModelConfig part, int l, const double* scores, float limit);
+
 #ifdef __cplusplus
 }
 #endif
@@ -46,6 +57,7 @@ int qk_clip_layer_cpu(const ModelParameters* p, ModelConfig part, int l, const d
 #ifdef QK_CLIP_IMPLEMENTATION
 
 #include <math.h>
+#include <string.h>
 
 // Scales `count` rows of a matrix, from row `first` on. data NULL: there is none.
 static void qk_clip_rows_(float* data, size_t cols, int first, int count, double factor) {
@@ -62,7 +74,13 @@ typedef struct {
     int l;
     const double* scores; // of the whole model
     double limit;
+    int is_of_factors; // p has a factor in place of each row
 } QkClipLayer_;
+
+// Returns the elements of a row of `cols`.
+static size_t qk_clip_cols_(const QkClipLayer_* layer, int cols) {
+    return layer->is_of_factors ? 1 : (size_t)cols;
+}
 
 // Returns r_h.
 static double qk_clip_shrink_(const QkClipLayer_* layer, int h) {
@@ -82,7 +100,7 @@ static void qk_clip_group_(const QkClipLayer_* layer, int j) {
     const ModelParameters* p = layer->p;
     const int HS = model_head_size(cfg), group = cfg.NH / model_key_heads(cfg), first = j * group,
               key = (cfg.NH + j) * HS;
-    const size_t C = (size_t)cfg.C;
+    const size_t C = qk_clip_cols_(layer, cfg.C);
     double most = 0;
     for (int h = first; h < first + group; h++) {
         most = fmax(most, qk_clip_shrink_(layer, h));
@@ -100,30 +118,55 @@ static void qk_clip_group_(const QkClipLayer_* layer, int j) {
 static void qk_clip_latent_(const QkClipLayer_* layer, int h) {
     const ModelParameters* p = layer->p;
     const LatentSizes s = attention_config_latents(layer->cfg, 0);
-    const size_t cols = (size_t)(s.query_rank > 0 ? s.query_rank : layer->cfg.C);
+    const size_t cols = qk_clip_cols_(layer, s.query_rank > 0 ? s.query_rank : layer->cfg.C);
     const double shrink = qk_clip_shrink_(layer, h);
     float* queries = s.query_rank > 0 ? p->qupw : p->qkvw;
     qk_clip_rows_(queries, cols, h * s.HS, s.D, shrink);
     qk_clip_rows_(queries, cols, h * s.HS + s.D, s.HS - s.D, sqrt(shrink));
-    qk_clip_rows_(p->kvupw, (size_t)s.rank, h * latent_head_up(s), s.HS - s.D, sqrt(shrink));
+    qk_clip_rows_(p->kvupw, qk_clip_cols_(layer, s.rank), h * latent_head_up(s), s.HS - s.D, sqrt(shrink));
 }
 
-int qk_clip_layer_cpu(const ModelParameters* p, ModelConfig part, int l, const double* scores, float limit) {
-    const QkClipLayer_ layer = {p, part, l, scores, (double)limit};
+// Clips the heads of a layer, if it is the first of those that share its weights.
+static int qk_clip_layer_(const QkClipLayer_* layer) {
+    const ModelConfig part = layer->cfg;
+    const int l = layer->l;
     int clips = 0;
     if (!model_layer_has(part, LAYERS_ATTENTION, l) || model_group_layer(part, model_group(part, l)) != l) {
         return 0;
     }
     for (int h = 0; h < part.NH; h++) {
-        clips |= qk_clip_shrink_(&layer, h) < 1;
+        clips |= qk_clip_shrink_(layer, h) < 1;
     }
     for (int h = 0; h < part.NH && clips && model_has_latent(part); h++) {
-        qk_clip_latent_(&layer, h);
+        qk_clip_latent_(layer, h);
     }
     for (int j = 0; j < model_key_heads(part) && clips && !model_has_latent(part); j++) {
-        qk_clip_group_(&layer, j);
+        qk_clip_group_(layer, j);
     }
     return clips;
+}
+
+int qk_clip_layer_cpu(const ModelParameters* p, ModelConfig part, int l, const double* scores, float limit) {
+    const QkClipLayer_ layer = {p, part, l, scores, (double)limit, 0};
+    return qk_clip_layer_(&layer);
+}
+
+QkClipFactors qk_clip_factors(ModelConfig part) {
+    const ModelWidths w = model_widths(part);
+    const QkClipFactors of = {w.first + w.latent_q + w.latent_up, w.first, w.first + w.latent_q};
+    return of;
+}
+
+int qk_clip_layer_factors(float* factors, ModelConfig part, int l, const double* scores, float limit) {
+    const QkClipFactors of = qk_clip_factors(part);
+    ModelParameters p;
+    memset(&p, 0, sizeof(p));
+    p.qkvw = factors, p.qupw = factors + of.of_qup, p.kvupw = factors + of.of_kvup;
+    for (int i = 0; i < of.rows; i++) {
+        factors[i] = 1;
+    }
+    const QkClipLayer_ layer = {&p, part, l, scores, (double)limit, 1};
+    return qk_clip_layer_(&layer);
 }
 
 #endif // QK_CLIP_IMPLEMENTATION

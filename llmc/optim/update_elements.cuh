@@ -27,7 +27,7 @@ zero, and stays zero.
 
 // Elements of a tile, which a thread block updates, four elements a thread. All belong to one
 // range: ranges of owned elements begin at multiples of it.
-enum { UPDATE_TILE = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_TILE / 4 };
+enum { UPDATE_TILE = TENSOR_SHARD_UNIT, UPDATE_THREADS = UPDATE_TILE / 4 };
 
 // Returns the owned elements of group g that are trained.
 static inline MapSpan update_owned(const Map* map, int g) {
@@ -42,12 +42,12 @@ typedef struct {
     uint64_t params, grads, m, v, average;
     uint64_t word, stream; // RoundingWords
     uint32_t tensor, rule; // row of the parameters; RULE_NONE: it is not updated
-} UpdateRow_;
+} UpdateRow;
 
 // The ranges that are updated, in device memory.
 typedef struct {
-    const UpdateRow_* rows; // the first one is that of tiles without elements
-    const int* row_of;      // (tiles) in the order of owned elements
+    const UpdateRow* rows; // the first one is that of tiles without elements
+    const int* row_of;     // (tiles) in the order of owned elements
 } UpdateTiles;
 
 // Return the slots of a rule's moments. ADAMW8's scales lie as its codes do, divided by the size of
@@ -61,25 +61,25 @@ static inline uint64_t update_slot_(const OptimizerState* s, int slot, const Map
     return has ? state_range_begin(s, slot, range) - map_range_at(s->map, range, MAP_OWNED) : MAP_NONE;
 }
 
-static inline UpdateRow_ update_row_(const OptimizerState* s, const MapRange* range) {
+static inline UpdateRow update_row_(const OptimizerState* s, const MapRange* range) {
     const Map* map = s->map;
     const int i = range->shard->tensor;
     const UpdateRule rule = range->shard->flags & SHARD_FROZEN ? RULE_NONE : s->rule[i];
     const size_t owned = map_range_at(map, range, MAP_OWNED);
-    const UpdateRow_ row = {map_range_at(map, range, MAP_KEPT) - owned,
-                            map_range_at(map, range, map_update_space(map)) - owned,
-                            update_slot_(s, update_slot_of_m_(rule), range),
-                            update_slot_(s, update_slot_of_v_(rule), range),
-                            update_slot_(s, STATE_AVERAGE, range),
-                            state_range_word(s, range) - owned,
-                            s->rows[i].stream,
-                            (uint32_t)i,
-                            (uint32_t)rule};
+    const UpdateRow row = {map_range_at(map, range, MAP_KEPT) - owned,
+                           map_range_at(map, range, map_update_space(map)) - owned,
+                           update_slot_(s, update_slot_of_m_(rule), range),
+                           update_slot_(s, update_slot_of_v_(rule), range),
+                           update_slot_(s, STATE_AVERAGE, range),
+                           state_range_word(s, range) - owned,
+                           s->rows[i].stream,
+                           (uint32_t)i,
+                           (uint32_t)rule};
     return row;
 }
 
 // Sets the rows of all ranges, after the first one, and the tiles, which are zero.
-static inline void update_set_rows_(UpdateRow_* rows, int* row_of, const OptimizerState* s) {
+static inline void update_set_rows_(UpdateRow* rows, int* row_of, const OptimizerState* s) {
     const Map* map = s->map;
     int count = 0;
     rows[0].rule = RULE_NONE;
@@ -101,13 +101,13 @@ static inline void update_set_rows_(UpdateRow_* rows, int* row_of, const Optimiz
 static inline void update_open_tiles(UpdateTiles* tiles, Memory* memory, const OptimizerState* s) {
     const MapTotals* totals = &s->map->totals;
     const size_t count = totals->updated / UPDATE_TILE, bytes = count * sizeof(int),
-                 rows_bytes = ((size_t)totals->shards + 1) * sizeof(UpdateRow_);
+                 rows_bytes = ((size_t)totals->shards + 1) * sizeof(UpdateRow);
     const char* kind = "scratch: ranges of an update";
     CHECK(count <= INT_MAX, "%zu tiles of parameters are too many for a launch", count);
-    UpdateRow_* on_gpu = (UpdateRow_*)memory_take(memory, kind, MEMORY_DEVICE, rows_bytes);
+    UpdateRow* on_gpu = (UpdateRow*)memory_take(memory, kind, MEMORY_DEVICE, rows_bytes);
     int* row_of_on_gpu = (int*)memory_take(memory, kind, MEMORY_DEVICE, bytes);
     if (!memory_is_dry(memory)) {
-        UpdateRow_* rows = (UpdateRow_*)check_alloc(rows_bytes, 1, "ranges of an update");
+        UpdateRow* rows = (UpdateRow*)check_alloc(rows_bytes, 1, "ranges of an update");
         int* row_of = (int*)check_alloc(bytes, 1, "ranges of an update");
         update_set_rows_(rows, row_of, s);
         gpu_upload(on_gpu, rows, rows_bytes);
@@ -155,7 +155,7 @@ static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update
 // Returns four of these weights. The compiler knows the kind of master weights, so the others take
 // no registers.
 template <MasterWeights MASTER, class T>
-__device__ inline Weights<T> update_four_of_(const Weights<T>& w, const UpdateRow_& row, size_t owned) {
+__device__ inline Weights<T> update_four_of_(const Weights<T>& w, const UpdateRow& row, size_t owned) {
     const Weights<T> four = {w.params + (row.params + owned), (char*)w.master + owned * master_bytes(MASTER),
                              MASTER};
     return four;
@@ -183,14 +183,14 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
 //        issue in the time. In 8 bits encoding takes some 40 more, an element and moment.
 // order  every element, or block of 64 in 8 bits, on its own
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
-__global__ void __launch_bounds__(UPDATE_THREADS_)
+__global__ void __launch_bounds__(UPDATE_THREADS)
     update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, UpdateTiles tiles, uint32_t first,
                    const __grid_constant__ UpdateNumbers_ numbers, const Code8Pair* table, uint64_t seed,
                    int64_t t) {
     constexpr bool IN_8 = (RULES & RULE_BIT_(ADAMW8)) != 0;
     SMEM_ARRAY(Code8Pair, codes, [IN_8 ? 256 : 1]);
     const size_t tile = first + blockIdx.x, owned = tile * UPDATE_TILE + 4 * threadIdx.x;
-    const UpdateRow_& row = tiles.rows[tiles.row_of[tile]];
+    const UpdateRow& row = tiles.rows[tiles.row_of[tile]];
     const uint32_t rule = row.rule;
     if (IN_8) {
         code8_table_load(codes, table);
@@ -228,11 +228,11 @@ template <class T> struct AverageArrays_ {
 // moves  the weights in and the average in and out; SHOWS: the average in, T out. Bound by memory.
 // order  every element on its own
 template <class T, int SHOWS>
-__global__ void __launch_bounds__(UPDATE_THREADS_)
+__global__ void __launch_bounds__(UPDATE_THREADS)
     average_kernel_(const __grid_constant__ AverageArrays_<T> a, UpdateTiles tiles, uint32_t first,
                     float rate) {
     const size_t tile = first + blockIdx.x, owned = tile * UPDATE_TILE + 4 * threadIdx.x;
-    const UpdateRow_& row = tiles.rows[tiles.row_of[tile]];
+    const UpdateRow& row = tiles.rows[tiles.row_of[tile]];
     if (row.average == MAP_NONE) {
         return; // the whole block
     }
@@ -278,7 +278,7 @@ template <class T, class G> static inline UpdateArrays_<T, G> update_arrays_(con
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
 static inline void update_launch_(const ElementsUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
-    launch(update_kernel_<T, G, RULES, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
+    launch(update_kernel_<T, G, RULES, MASTER>, count, UPDATE_THREADS, 0, gpu, update_arrays_<T, G>(u),
            *u.tiles, first, update_numbers_(u.state, u.update), u.codes, u.seed, u.update.t);
 }
 
@@ -336,7 +336,7 @@ template <class T, int SHOWS>
 static inline void update_average(const ElementsUpdate<T>& u, uint32_t first, unsigned count,
                                   const Gpu* gpu) {
     const AverageArrays_<T> arrays = {u.weights, (float*)u.slots[STATE_AVERAGE]};
-    launch(average_kernel_<T, SHOWS>, count, UPDATE_THREADS_, 0, gpu, arrays, *u.tiles, first,
+    launch(average_kernel_<T, SHOWS>, count, UPDATE_THREADS, 0, gpu, arrays, *u.tiles, first,
            average_rate(u.state->optimizer.average, u.update.average_n));
 }
 

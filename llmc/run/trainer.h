@@ -47,13 +47,13 @@ static inline size_t rank_report_all_statistics_(const Settled* s) {
 }
 
 // Returns the numbers of the largest scores.
-static inline size_t rank_report_all_scores_(const Settled* s) {
+static inline size_t rank_report_all_scores(const Settled* s) {
     return s->options.optimizer.qk_clip > 0 ? (size_t)s->cfg.L * (size_t)s->cfg.NH : 0;
 }
 
 // Returns the bytes of a report.
 static inline size_t rank_report_bytes(const Settled* s, int64_t micro_steps) {
-    const size_t numbers = rank_report_all_scores_(s) + rank_report_all_statistics_(s) +
+    const size_t numbers = rank_report_all_scores(s) + rank_report_all_statistics_(s) +
                            2 * (size_t)s->sources + (size_t)micro_steps;
     return sizeof(RankReport) + numbers * sizeof(double);
 }
@@ -61,7 +61,7 @@ static inline size_t rank_report_bytes(const Settled* s, int64_t micro_steps) {
 // Starts a report of zeros.
 static inline void rank_report_open(RankReport* report, const Settled* s, int64_t micro_steps) {
     memset(report, 0, rank_report_bytes(s, micro_steps));
-    report->scores = rank_report_all_scores_(s);
+    report->scores = rank_report_all_scores(s);
     report->statistics = rank_report_all_statistics_(s);
     report->sources = (size_t)s->sources;
 }

@@ -640,6 +640,9 @@ void setup_check_qk_clip(const Settled* s) {
                   "the scores; wanted 0",
                   limit, kinds->word);
     }
+    if (o->memory.offload_optimizer) {
+        die_usage("--qk-clip %g cannot be combined with --offload-optimizer; wanted only one of them", limit);
+    }
     if (s->cfg.attention_softcap > 0) {
         die_usage("--qk-clip %g, --arch %s, whose scores have a cap of %g; wanted 0", limit, kinds->word,
                   (double)s->cfg.attention_softcap);

@@ -513,7 +513,7 @@ const OptionRow OPTION_TABLE[] = {
         "memory"},
     {"optimizer",   "muon-rows",      "",   SWITCH_(optimizer.muon_rows),         0,       0, RUN_ | NEEDS_(MUON), "off",
         "off|on", "for muon: normalize each row of an update by the running mean of its squares (NorMuon)"},
-    {"optimizer",   "qk-clip",        "",   FLOAT_(optimizer.qk_clip),            0,   MANY_, CPU_ | RUN_, "0",
+    {"optimizer",   "qk-clip",        "",   FLOAT_(optimizer.qk_clip),            0,   MANY_, RUN_, "0",
         "", "after an update, scale the queries and keys of each head whose largest attention score was above this (QK clip "
         "of MuonClip, which has 100); 0: off"},
     {"optimizer",   "soap-every",     "",   INT_(optimizer.soap_every),           1,   MANY_, RUN_ | NEEDS_(SOAP), "10",

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # test_qk_clip.sh -- --qk-clip: scores of transformers in float64, the same clip for any division of
-# the work, resumed runs, and what is refused.
+# the work and on a GPU, resumed runs, and what is refused.
 #
 #     dev/test/cli/test_qk_clip.sh build/plain/train_gpt2
+#     dev/test/cli/test_qk_clip.sh build/sim/FP32/train_gpt2cu    # or in BF16
 set -u
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
@@ -12,14 +13,22 @@ fixtures=$(realpath dev/ref/fixtures/models)
 source dev/test/lib/check.sh
 source dev/test/lib/trainer.sh
 trainer_begin test_qk_clip
+is_gpu='' exact=()
+rounding=5e-5 # of fp32, after six updates with a high rate
+case $trainer in
+*/BF16/train_gpt2cu) is_gpu=1 rounding=0.06 ;;
+*/train_gpt2cu) is_gpu=1 exact=(--tf32 off) ;;
+esac
 
 # ---- transformers ----
 
 # Biases and groups; a latent of the queries, and none; sinks and windows.
 python=$root/build/venv/bin/python
-if [ -x "$python" ] && "$python" -c 'import torch, transformers' 2>/dev/null; then
+if [ $rounding = 0.06 ]; then
+    echo "scores of transformers: only in fp32"
+elif [ -x "$python" ] && "$python" -c 'import torch, transformers' 2>/dev/null; then
     for model in qwen2 deepseek3 deepseek3_plain gptoss; do
-        "$python" "$root/dev/ref/check_qk_clip.py" "$trainer" "$fixtures/$model" "$model" --optimizer muon >found 2>&1
+        "$python" "$root/dev/ref/check_qk_clip.py" "$trainer" "$fixtures/$model" "$model" --optimizer muon "${exact[@]}" >found 2>&1
         check "$model: $(tail -n 1 found)" [ $? = 0 ]
     done
 else
@@ -29,20 +38,20 @@ fi
 # ---- any division of the work ----
 
 for i in {1..300}; do echo "$i bottles of beer on the wall, $i bottles of beer."; done >text.txt
-tiny=(--layers 2 --channels 64 --heads 4 --seq-len 32 --batch 4 --total-batch 256 --steps 6 --eval-every 0 --samples 0
+common=(--layers 2 --channels 64 --heads 4 --seq-len 32 --batch 4 --total-batch 256 --steps 6 --eval-every 0 --samples 0
     --zero 2 --train-data text.txt --optimizer muon --matrix-lr 0.1 --qk-clip 1)
-
-rounding=5e-5 # of fp32, after six updates with a high rate
+tiny=("${common[@]}" "${exact[@]}")
 
 # The loss, score and norm of each update.
 numbers() { sed -n 's/^{"kind":"train".*"loss":\([^,]*\),"score":\([^,]*\),"norm":\([^,]*\).*/\1 \2 \3/p' "$1/log.jsonl"; }
 
-# near DIRECTORY TOLERANCE: the same losses, scores and norms as in `whole`.
+# near DIRECTORY TOLERANCE [WHOLE]: the same losses, scores and norms as in `whole`.
 near() {
-    check "$1: $(numbers "$1" | tail -n 1), wanted $(numbers whole | tail -n 1)" awk -v e="$2" '
+    local whole=${3:-whole}
+    check "$1: $(numbers "$1" | tail -n 1), wanted $(numbers "$whole" | tail -n 1)" awk -v e="$2" '
         NR == FNR { for (i = 1; i <= 3; i++) { wanted[FNR, i] = $i }; count++; next }
         { for (i = 1; i <= 3; i++) { d = $i / wanted[FNR, i] - 1; bad += d > e || d < -e } }
-        END { exit bad > 0 || count != 6 || FNR != 6 }' <(numbers whole) <(numbers "$1")
+        END { exit bad > 0 || count != 6 || FNR != 6 }' <(numbers "$whole") <(numbers "$1")
 }
 
 good "the whole" "${tiny[@]}" --save-every 3 --out whole
@@ -53,10 +62,25 @@ good "larger micro-batches" "${tiny[@]}" --batch 8 --out batches
 near batches $rounding
 good "recomputed" "${tiny[@]}" --recompute 3 --out recomputed
 near recomputed 0.000000001
-good "three threads" "${tiny[@]}" --threads 3 --out threads
-near threads 0.000000001
-good "bf16" "${tiny[@]}" --matmul bf16 --out bf16
-near bf16 0.06
+if [ -n "$is_gpu" ]; then
+    gpu=$trainer trainer=$root/build/plain/train_gpt2
+    good "the CPU" "${common[@]}" --out cpu
+    trainer=$gpu
+    near cpu $rounding
+    good "a graph" "${tiny[@]}" --zero 1 --graph on --out graph
+    near graph $rounding
+    [ $rounding != 0.06 ] || for kind in off 24; do
+        good "master weights $kind" "${tiny[@]}" --master-weights $kind --out "master_$kind"
+        near "master_$kind" $rounding
+    done
+    good "shards in memory of the host" "${tiny[@]}" --zero 3 --offload-params on --out host
+    near host 0.000000001
+else
+    good "three threads" "${tiny[@]}" --threads 3 --out threads
+    near threads 0.000000001
+    good "bf16" "${tiny[@]}" --matmul bf16 --out bf16
+    near bf16 0.06
+fi
 good "resumed" "${tiny[@]}" --resume whole/step_00000003 --out resumed
 check "resumed: other weights" cmp whole/step_00000006/model.safetensors resumed/step_00000006/model.safetensors
 
@@ -64,14 +88,20 @@ check "resumed: other weights" cmp whole/step_00000006/model.safetensors resumed
 ranks() {
     timeout 120 mpirun --oversubscribe -n 2 "$trainer" "${tiny[@]}" "${@:2}" --out "$1" >stdout 2>stderr </dev/null
     check "$*: $(grep error stderr | head -n 1)" [ $? = 0 ]
-    near "$1" $rounding
+    near "$1" $rounding "$([ "$1" = context ] && [ -n "$is_gpu" ] && echo long)"
 }
 if command -v mpirun >/dev/null; then
     ranks shards
     check "two data ranks: other weights" cmp whole/step_00000006/model.safetensors shards/step_00000006/model.safetensors
     ranks data --zero 0
     ranks tensor --tensor-parallel 2
-    ranks context --context-parallel 2
+    if [ -n "$is_gpu" ]; then # whose chunks are multiples of 128 tokens
+        good "long sequences" "${tiny[@]}" --seq-len 512 --batch 1 --total-batch 512 --out long
+        ranks context --context-parallel 2 --seq-len 512 --batch 1 --total-batch 512
+        ranks slices --zero 3
+    else
+        ranks context --context-parallel 2
+    fi
     ranks stages --pipeline-parallel 2
 else
     echo "skipped: ranks: mpirun is missing"
@@ -80,9 +110,11 @@ fi
 # ---- refused ----
 
 bad 2 '--qk-clip 1, --arch qwen3|normalized' "${tiny[@]}" --arch qwen3
-bad 2 '--qk-clip 1, --freeze attention[1]|layer 1' "${tiny[@]}" --freeze 'attention[1]'
+bad 2 '--qk-clip 1, --freeze attention[1]|layer 1' "${tiny[@]}" --freeze 'attention[1]' --optimizer adamw --matrix-lr 0.02
 bad 2 '--qk-clip 1, --average ema:0.9' "${tiny[@]}" --average ema:0.9
 bad 2 '--qk-clip 1|adapter' "${tiny[@]}" --model whole --lora-rank 4
 bad 2 '--qk-clip 1|a cap of' --model "$fixtures/gemma2" --train-data "$fixtures/tokens.bin" --val-data "$fixtures/tokens.bin" --seq-len 13 --steps 1 --qk-clip 1
+
+[ -z "$is_gpu" ] || bad 2 '--qk-clip 1 cannot be combined with --offload-optimizer' "${tiny[@]}" --offload-optimizer host
 
 check_done

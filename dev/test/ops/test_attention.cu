@@ -530,6 +530,94 @@ template <class X> static void test_instructions(const Gpu* gpu) {
     ops_close("instructions");
 }
 
+// The largest score of head h of tokens that are no padding, and at least 0, by plain loops.
+static double plain_largest(AttentionSizes s, const float* qkv, const int* starts, const int* lengths,
+                            int h) {
+    const size_t row = (size_t)attention_qkv_size(s),
+                 key = (size_t)(attention_queries_size(s) + h / attention_group(s) * s.HS);
+    double largest = 0;
+    for (int n = 0; n < s.B * s.T; n++) {
+        const int b = n / s.T, end = n % s.T < lengths[b] ? n % s.T + 1 : 0;
+        for (int u = starts ? starts[n] : 0; u < end; u++) {
+            const float *q = qkv + n * row + h * s.HS, *k = qkv + (size_t)(b * s.T + u) * row + key;
+            double score = 0;
+            for (int d = 0; d < s.HS; d++) {
+                score += (double)q[d] * k[d];
+            }
+            largest = fmax(largest, score / s.root);
+        }
+    }
+    return largest;
+}
+
+// Raises `largest` (NH) to the scores of a rank's queries, or of all.
+template <class X>
+static void raise_largest(double* largest, AttentionSizes sizes, AttentionInputs in, const int* lengths,
+                          const Gpu* gpu) {
+    const size_t N = (size_t)sizes.B * sizes.T, keys = (size_t)sizes.B * attention_keys(sizes);
+    X* qkv = upload_rounded<X>(in.qkv, N * attention_qkv_size(sizes), 0, gpu);
+    X* kv = in.kv ? upload_rounded<X>(in.kv, keys * 2 * attention_keys_size(sizes), 0, gpu) : NULL;
+    int *starts = in.starts ? upload_ints(in.starts, keys, gpu) : NULL,
+        *of_texts = lengths ? upload_ints(lengths, (size_t)sizes.B, gpu) : NULL;
+    double* to = (double*)gpu_alloc((size_t)sizes.NH, sizeof(double), "scores");
+    const AttentionPassGpu<X> pass = {sizes, starts, qkv, kv, NULL, NULL};
+    gpu_upload(to, largest, (size_t)sizes.NH * sizeof(double));
+    attention_largest_scores(to, &pass, of_texts, gpu);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    CUDA_CHECK(cudaMemcpy(largest, to, (size_t)sizes.NH * sizeof(double), cudaMemcpyDeviceToHost));
+    gpu_free(qkv);
+    gpu_free(kv);
+    gpu_free(starts);
+    gpu_free(of_texts);
+    gpu_free(to);
+}
+
+// Padding, whose scores are the largest, does not count, nor do other documents and later keys, and
+// a number that is larger already stays; so it is if ranks divide the sequences. The products of
+// factors in X are exact, their sums are fp32.
+template <class X> static void check_largest(AttentionSizes s, const int* starts, int ranks, const Gpu* gpu) {
+    const int lengths[] = {s.T - 5 > 1 ? s.T - 5 : 1, s.T, s.T / 2 + 1};
+    const int all[] = {s.T, s.T, s.T}, *counted = starts ? lengths : all;
+    const size_t QKV = (size_t)attention_qkv_size(s), N = (size_t)s.B * s.T;
+    float* qkv = normal<X>(N * QKV, 1);
+    double largest[4] = {0, 0, 0, 1e6};
+    for (size_t i = 0; i < N * QKV; i++) {
+        const int is_padding = (int)(i / QKV % s.T) >= counted[i / QKV / s.T];
+        qkv[i] = is_padding || (int)(i / QKV % s.T) == s.T - 1 ? 8 * qkv[i] : qkv[i];
+    }
+    const float* kv = ranks > 1 ? attention_gathered(s, qkv, N) : NULL;
+    for (int q = 0; q < ranks; q++) {
+        AttentionSizes rank = s;
+        rank.T = s.T / ranks;
+        rank.chunks = TokenChunks{ranks - 1, q};
+        const float* rows = ranks > 1 ? (const float*)attention_rows_of(rank, qkv, QKV) : qkv;
+        raise_largest<X>(largest, rank, AttentionInputs{rows, kv, NULL, starts}, starts ? lengths : NULL,
+                         gpu);
+    }
+    for (int h = 0; h < s.NH; h++) {
+        const double want = h == 3 ? 1e6 : plain_largest(s, qkv, starts, counted, h);
+        EXPECT_NEAR(largest[h], want, (8 + 2 * sqrt(s.HS)) * FLT_EPSILON * (want + 1),
+                    "largest score of %d x %d x %d/%d x %d, %s, head %d", s.B, s.T, s.NH, s.KV, s.HS,
+                    dtype_name(DTYPE_OF(X)), h);
+    }
+    ops_close("largest scores");
+}
+
+template <class X> static void test_largest(const Gpu* gpu) {
+    const int shapes[][6] = {{1, 1, 1, 1, 16, 1},   {3, 33, 4, 2, 8, 1},   {2, 131, 4, 1, 40, 1},
+                             {3, 70, 4, 4, 3, 1},   {1, 150, 2, 2, 64, 1}, {1, 65, 2, 1, 80, 1},
+                             {2, 97, 1, 1, 128, 1}, {2, 512, 4, 2, 16, 2}};
+    for (const int* x : shapes) {
+        const AttentionSizes s = attention_sizes(x[0], x[1], x[2], x[3], x[4]);
+        check_largest<X>(s, NULL, x[5], gpu);
+        check_largest<X>(s, documents(s.B, s.T, 40, 64), x[5], gpu);
+        check_largest<X>(s, windows(s.B, s.T, 7), x[5], gpu);
+    }
+    if (sizeof(X) == 2 || !TILE_MEMORY_IS_SMALL) {
+        check_largest<X>(attention_sizes(1, 100, 2, 1, 200), NULL, 1, gpu);
+    }
+}
+
 // Sequences for which there are larger tiles.
 template <class X> static void test_long(const Gpu* gpu) {
     const int T = 2 * 1024 + 70;
@@ -556,6 +644,7 @@ template <class X> static void test_type(const Gpu* gpu) {
     test_documents<X>(gpu);
     test_documents_apart<X>(gpu);
     test_growing_scores<X>(gpu);
+    test_largest<X>(gpu);
 }
 
 #if PTX_HAS_WGMMA

@@ -70,7 +70,7 @@ template <class T> static void averaged_close(Averaged<T>* a) {
 
 // Returns the weights of a range.
 template <class T> static float* weights_of(const Averaged<T>* a, const MapRange* range, const Gpu* gpu) {
-    const Weights<T> weights = weights_from(update_weights_(a->u), map_range_at(a->map, range, MAP_KEPT),
+    const Weights<T> weights = weights_from(update_weights(a->u), map_range_at(a->map, range, MAP_KEPT),
                                             map_range_at(a->map, range, MAP_OWNED));
     weights_widen(a->widened, weights, ceil_div(range->count, (size_t)WEIGHTS_PIECE) * WEIGHTS_PIECE, gpu);
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
