@@ -154,7 +154,7 @@ static int hf_module_is_(const FileTensor* tensor, const char* target) {
     return end > 0 && strcmp(at, target) == 0 && (at == module.text || at[-1] == '.');
 }
 
-// True if a target also means a layer of the model that is not `module`, with or without an adapter.
+// True if a target also means another layer of the model than `module`, with or without an adapter.
 static int hf_module_has_like_(const char* module, const char* target, const TensorRow* rows, Arch arch) {
     int found = 0;
     for (int i = 0; i < FILE_TENSOR_ROWS; i++) {

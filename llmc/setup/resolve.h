@@ -594,7 +594,7 @@ static void settle_teacher_(Settled* s, const RunData* data, const SettleInput* 
 }
 
 // Decides the adapter, if there is one. Training has it apart from its base, as has a base in 8
-// bits; any other use merges it into the model, which then has none: so --steps 0 saves that model.
+// bits; any other use merges it into the model, which then has none: --steps 0 saves that model.
 static void settle_adapter_(Settled* s, const SettleInput* input) {
     const Options* o = &s->options;
     const float alpha =
@@ -626,8 +626,8 @@ static ModelUse settle_use_(const Options* o) {
 }
 
 // Decides what follows from a model's tokens before the data are open. The run uses the tokenizer
-// in the adapter's directory, which may have another chat format, else that in the model's, unless a
-// checkpoint's options name one.
+// in the adapter's directory, which may have another chat format, else that in the model's, unless
+// a checkpoint's options name one.
 static void settle_tokenizer_(Settled* s, RunData* data, const SettleInput* input) {
     const char** tokenizer = &s->options.data.tokenizer;
     const char* model_path = input->continues ? NULL : input->model_path;
