@@ -29,7 +29,8 @@ if [ $rounding = 0.06 ]; then
 elif [ -x "$python" ] && "$python" -c 'import torch, transformers' 2>/dev/null; then
     for model in qwen2 deepseek3 deepseek3_plain gptoss; do
         "$python" "$root/dev/ref/check_qk_clip.py" "$trainer" "$fixtures/$model" "$model" --optimizer muon "${exact[@]}" >found 2>&1
-        check "$model: $(tail -n 1 found)" [ $? = 0 ]
+        status=$?
+        check "$model: $(tail -n 1 found)" [ $status = 0 ]
     done
 else
     echo "skipped: scores of transformers: build/venv is missing (dev/ref/setup.sh)"
@@ -87,7 +88,8 @@ check "resumed: other weights" cmp whole/step_00000006/model.safetensors resumed
 # ranks NAME OPTIONS...
 ranks() {
     timeout 120 mpirun --oversubscribe -n 2 "$trainer" "${tiny[@]}" "${@:2}" --out "$1" >stdout 2>stderr </dev/null
-    check "$*: $(grep error stderr | head -n 1)" [ $? = 0 ]
+    status=$?
+    check "$*: $(grep error stderr | head -n 1)" [ $status = 0 ]
     near "$1" $rounding "$([ "$1" = context ] && [ -n "$is_gpu" ] && echo long)"
 }
 if command -v mpirun >/dev/null; then
