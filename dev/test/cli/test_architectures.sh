@@ -71,7 +71,8 @@ test_ranks() {
     for stage in 0 1; do
         timeout 120 mpirun --oversubscribe --bind-to none -n 2 "$trainer" "${model[@]}" --optimizer muon \
             --zero $stage --out ranks_$stage >stdout 2>stderr </dev/null
-        check "$arch: 2 ranks, --zero $stage: $(head -n 1 stderr)" [ $? = 0 ]
+        status=$?
+        check "$arch: 2 ranks, --zero $stage: $(head -n 1 stderr)" [ $status = 0 ]
     done
     same_weights "$arch: --zero 1" ranks_0 ranks_1
 }

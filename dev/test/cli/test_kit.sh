@@ -58,7 +58,8 @@ check "also in fp8" has '^- matmul .* e4m3 to .*: done \(in\|without\) fp8, '
 
 # several GPUs, on a machine with neither compiler nor MPI's launcher
 env -i PATH="$dir/no_mpi" TOY=1 OUT="$dir/multi" dev/bench/multi_gpu.sh >"$dir/out.txt" 2>"$dir/err.txt"
-check "several GPUs: $(head -n 1 "$dir/err.txt")" [ $? = 0 ]
+status=$?
+check "several GPUs: $(head -n 1 "$dir/err.txt")" [ $status = 0 ]
 check "started without MPI" has '^- ranks are started by script'
 check "have the same bits" [ "$(grep -c '^| [23] | same | same |$' "$dir/out.txt")" = 2 ]
 

@@ -82,7 +82,8 @@ test_two_starts() {
     # the first may have ended within the ten seconds that the second waits: then it ran after it,
     # and that is fine, too
     wait $process
-    check "the first: exit status $?, $(head -n 1 stderr)" [ $? = 0 ]
+    status=$?
+    check "the first: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
     good "alone" "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out alone
     check "the tokens are the same" cmp two/tokens/*_train_000000.bin alone/tokens/*_train_000000.bin
     check "the losses are the same" [ "$(numbers two | head -n 6)" = "$(numbers alone | head -n 6)" ]

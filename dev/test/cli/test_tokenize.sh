@@ -272,11 +272,13 @@ test_byte_order_marks() {
     done
     good "without marks" "${run[@]}" --out unmarked plain/lines.txt plain/lines.jsonl plain/part_aa
     timeout 20 "$tokenize" "${run[@]}" --out marked_out marked/lines.txt marked/lines.jsonl marked/part_aa >stdout 2>stderr
-    check "with marks: $(tail -n 1 stderr)" [ $? = 0 ]
+    status=$?
+    check "with marks: $(tail -n 1 stderr)" [ $status = 0 ]
     check "the same tokens" same_shards unmarked marked_out
     check "one note, of the first file" [ "$(cat stderr)" = "note: marked/lines.txt starts with a byte-order mark, which is skipped" ]
     timeout 20 "$tokenize" "${run[@]}" --out marked_pipe --format jsonl - <marked/lines.jsonl >stdout 2>stderr
-    check "standard input: $(tail -n 1 stderr)" [ $? = 0 ]
+    status=$?
+    check "standard input: $(tail -n 1 stderr)" [ $status = 0 ]
     good "the same without a mark" "${run[@]}" --out unmarked_line lines.jsonl
     check "the same tokens from standard input" same_shards unmarked_line marked_pipe
     printf '\xFF\xFE{\0"\0' >utf16.jsonl

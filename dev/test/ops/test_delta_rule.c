@@ -242,7 +242,8 @@ TEST(delta_rule_steps) {
 }
 
 // The convolution, the delta rule and the gated norm, one after the other, and back. PyTorch also
-// computes in fp32: its recurrence and its chunks differ by 5e-5 of the largest gradient of a gate.
+// computes in fp32: its recurrence and its chunks differ by 5e-5 of the largest gradient of a gate,
+// and so may ours, which adds up in another order on each processor.
 TEST(delta_rule_transformers) {
     enum { T = 70, Hv = 2, d = 8, R = 2 * d + Hv * d, O = Hv * d };
     float *x = fixture_input(T * R, 1), *taps = fixture_input(R * 4, 2), *b = fixture_input(T * Hv, 3),
@@ -279,10 +280,10 @@ TEST(delta_rule_transformers) {
     fixture_expect(&fixture, out, T * O, 1e-5, "out");
     fixture_expect(&fixture, dx, T * R, 1e-5, "dx");
     fixture_expect(&fixture, dtaps, R * 4, 1e-5, "dtaps");
-    fixture_expect(&fixture, db, T * Hv, 5e-5, "db");
-    fixture_expect(&fixture, da, T * Hv, 5e-5, "da");
-    fixture_expect(&fixture, dA_log, Hv, 5e-5, "dA_log");
-    fixture_expect(&fixture, ddt_bias, Hv, 5e-5, "ddt_bias");
+    fixture_expect(&fixture, db, T * Hv, 1e-4, "db");
+    fixture_expect(&fixture, da, T * Hv, 1e-4, "da");
+    fixture_expect(&fixture, dA_log, Hv, 1e-4, "dA_log");
+    fixture_expect(&fixture, ddt_bias, Hv, 1e-4, "ddt_bias");
     fixture_expect(&fixture, dz, T * O, 1e-5, "dz");
     fixture_expect(&fixture, dweight, d, 1e-5, "dweight");
     fixture_close(&fixture);
