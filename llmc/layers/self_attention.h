@@ -178,9 +178,9 @@ static inline SelfAttention self_attention_of(const LayerPass* layer, const int*
         .cache = {pass->cached ? a->kv : NULL, pass->cached},
         .sequence = pass->sequence,
         .positions = positions,
+        .dropout = self_attention_dropout_(layer),
         .lengths = pass->lengths,
         .largest = attention->scores ? attention_config_scores_at(attention->scores, cfg, layer->l) : NULL,
-        .dropout = self_attention_dropout_(layer),
         .linear = layer->linear,
         .attention = attention};
 }

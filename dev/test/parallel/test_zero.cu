@@ -20,8 +20,8 @@ enum {
 static const ModelConfig CFG = {4, 1152, 1152, BLOCKS, 2, 8, SHARE_OFF};
 enum { MOST = 16384 }; // elements at most
 // rows before fcb, except wpe: the groups again have one size
-static const TensorSet FROZEN =
-    (((TensorSet)1 << offsetof(ModelParameters, fcb) / sizeof(floatX*)) - 1) & ~((TensorSet)1 << 1);
+#define ROW_(name) (offsetof(ModelParameters, name) / sizeof(floatX*))
+static const TensorSet FROZEN = (((TensorSet)1 << ROW_(fcb)) - 1) & ~((TensorSet)1 << ROW_(wpe));
 
 // Returns the settings of the map of a plan.
 static MapOf map_of(ModelConfig cfg, const ZeroPlan* plan) {
@@ -35,10 +35,10 @@ static MapOf map_of(ModelConfig cfg, const ZeroPlan* plan) {
 }
 
 // Freezes some rows, and the blocks below `first_block`.
-static void freeze(MapOf* of, unsigned rows, int first_block) {
+static void freeze(MapOf* of, TensorSet rows, int first_block) {
     of->freeze.rows = rows;
     for (int l = 0; l < of->whole.L; l++) {
-        of->freeze.in_block[l] = l < first_block ? ~0u : rows;
+        of->freeze.in_block[l] = l < first_block ? ~(TensorSet)0 : rows;
     }
 }
 
