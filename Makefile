@@ -140,7 +140,7 @@ help:       ## this list
 
 # The GPU trainer, if this machine has a GPU and nvcc.
 # the model with the lowest loss after the time that it takes (dev/LOG.md, a race for the stories)
-RUN_MODEL   = --arch lfm2 --layer-types conv,full --steps 3300
+RUN_MODEL   = --arch lfm2 --layer-types conv,full --steps 2900
 RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null)),cu)
 run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download, or continue; results in out/quickstart
 	./$(RUN_TRAINER) $(RUN_MODEL)$(if $(filter train_gpt2,$(RUN_TRAINER)), --matmul auto) --out $(call quoted,$(OUT)) --resume auto
