@@ -74,7 +74,7 @@ static inline size_t ref_qk_rstd_(RefSizes s) {
     X(embedded,      1,     s.kinds->embedding == EMBEDDING_NORM ? s.C : 0)  /* (B, T, C)   the embedding, if it has a norm */ \
     X(embedded_rstd, 1,     s.kinds->embedding == EMBEDDING_NORM)   /* (B, T)      */                         \
     X(stream,        L + 1, s.C)   /* (B, T, C)   the residual stream that enters block l, after the last one too */ \
-    X(scaled,        L,     s.scaled)                               /* (B, T, C)   with scales, what block l reads */ \
+    X(scaled,        L,     s.scaled)                               /* (B, T, C)   what it reads */ \
     X(ln1,           L,     s.before ? s.C : 0)                     /* (B, T, C)   */                         \
     X(ln1_mean,      L,     norm_parts(s.kinds->norm).has_mean && s.before) /* (B, T) */                      \
     X(ln1_rstd,      L,     s.before)                                   /* (B, T)      */                         \

@@ -21,10 +21,11 @@ OUT = MODELS.parent / "dropout"
 UPDATES, SEED, P, ATTENTION = 3, 42, 0.2, (0.3, 0.0)
 OPTIONS = (f"--steps {UPDATES} --lr {LR} --schedule constant --warmup 0 --beta1 {BETAS[0]} --beta2 {BETAS[1]} --eps {EPS} "
            f"--weight-decay {DECAY} --grad-clip {CLIP} --shuffle off --seed {SEED} --dropout {P}")
-# Both norms, biases; norms after branches, of two kinds; a factor; the norm of the embeddings; experts; latents; sinks;
-# layers without attention.
+# Both norms, biases; norms after branches, of two kinds; a factor; the norm of the embeddings;
+# experts; latents; sinks; layers without attention.
 NAMES = ["gpt2", "llama", "qwen3", "gemma2", "olmo2", "glm4", "granite", "nanochat", "mixtral", "deepseek3", "gptoss", "qwen35"]
-# modules of a block whose outputs are added to the stream; for attention and for the MLP the first that is there
+# modules of a block whose outputs are added to the stream: for attention and for the MLP, the
+# first one that a block has
 ADDED = [["post_self_attn_layernorm", "post_attention_layernorm", "self_attn", "linear_attn", "attn"],
          ["post_mlp_layernorm", "post_feedforward_layernorm", "mlp", "block_sparse_moe"]]
 

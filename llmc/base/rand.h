@@ -17,6 +17,8 @@ an fma are written as fma.
 #include <stdint.h>
 #include <string.h>
 
+#include "llmc/base/host_device.h"
+
 typedef struct {
     uint32_t word[4];
 } RandBlock;
@@ -28,7 +30,7 @@ typedef struct {
 } Rand;
 
 // Returns the 128 random bits at position `counter` of a stream.
-static inline RandBlock rand_block(uint64_t seed, uint64_t stream, uint64_t counter) {
+HOST_DEVICE RandBlock rand_block(uint64_t seed, uint64_t stream, uint64_t counter) {
     RandBlock x = {
         {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)stream, (uint32_t)(stream >> 32)}};
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);

@@ -478,7 +478,7 @@ static void attention_bf16_divide_(const AttentionBf16Head_* head, const float* 
 // Sets out and lse of a tile of queries.
 static void attention_bf16_forward_tile_(const AttentionBf16Head_* head, AttentionQueries_ q) {
     const int from = attention_bf16_from_(head->starts, q.t0);
-    float shift[BF16_TILE] = {0}, sum[BF16_TILE];
+    float shift[BF16_TILE] = {0}, sum[BF16_TILE]; // all are set, which gcc does not see
     attention_bf16_exponentials_(head, q, from, shift, sum);
     for (int i = 0; i < q.count; i++) {
         head->lse[q.row + i] = shift[i] / LOG2_E + logf(sum[i]);

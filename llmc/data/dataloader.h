@@ -67,7 +67,7 @@ typedef struct {
     RowCounts update; // of the whole step, the same on all ranks; zeros if they are not counted
     int64_t first;    // number of its first row in the step
     int pieces;       // sequences that each row is cut into
-    uint64_t random;  // key of the step's random numbers, in training (dropout.h); 0: none
+    uint64_t random;  // key of the step's dropout in training (dropout.h); else 0
 } Batch;
 
 // Returns W, the length of the sequences of a batch.

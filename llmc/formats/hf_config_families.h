@@ -12,11 +12,11 @@ extern "C" {
 
 #define HF_FULL_LAYERS 28 // max_window_layers of all classes that have it
 
+#define HF_OWN_TYPE "llmc_" // before the type of a model that no class of transformers computes
+#define HF_OWN_CLASS "Llmc" // before its class
+
 // Family of models in transformers: its names in config.json, and the values of missing keys; 0
 // means the same as in ModelConfig.
-#define HF_OWN_TYPE "llmc_" // before the type of a model that no class of transformers computes
-#define HF_OWN_CLASS "Llmc" // so is this before its class
-
 typedef struct {
     const char *type, *class_name;
     const char* activations[3]; // words for the only activation it computes; the first is written
@@ -59,13 +59,17 @@ typedef struct {
 
 extern const HfDefaults hf_defaults[ARCH_COUNT];
 
+// The bit of an architecture that may have additions: the last column of ARCHITECTURES.
+#define FAMILY_ADDITION_(arch, word, positions, norm, place, heads, act, biases, windows, router, embed,     \
+                         head, cap, initial, sinks, mixer, additions)                                        \
+    | (additions) << arch
 enum {
     FAMILY_EXAONE4 = 1 << ARCH_EXAONE4,
     FAMILY_SWITCHED = 1 << ARCH_QWEN2 | 1 << ARCH_QWEN3 | 1 << ARCH_QWEN3MOE | 1 << ARCH_SMOLLM3,
     FAMILY_WINDOWS = 1 << ARCH_MISTRAL | 1 << ARCH_MIXTRAL | FAMILY_GEMMA | FAMILY_PHI3 | FAMILY_SWITCHED |
                      1 << ARCH_OLMO3 | FAMILY_EXAONE4 | FAMILY_GPTOSS,
     FAMILY_WHOLE_HEADS = 1 << ARCH_LLAMA | 1 << ARCH_ARCEE | FAMILY_GEMMA, // divide channels
-    FAMILY_ADDITIONS = 1 << ARCH_LLAMA | 1 << ARCH_NANOCHAT,               // of ours
+    FAMILY_ADDITIONS = 0 ARCHITECTURES(FAMILY_ADDITION_),                  // of ours
     FAMILY_CAPPED = 1 << ARCH_NANOCHAT | FAMILY_GEMMA2,                    // logits
     FAMILY_QWEN3MOE = 1 << ARCH_QWEN3MOE,
     FAMILY_OLMOE = 1 << ARCH_OLMOE,

@@ -7,7 +7,6 @@ with dropout, which is also its gradient without a residual.
 
 #include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/gpu.cuh"
-#include "llmc/gpu/rand.cuh"
 #include "llmc/ops/dropout.h"
 
 enum { DROPOUT_WIDTH = 4 }; // random words of a block
@@ -27,7 +26,7 @@ __global__ void dropout_kernel(T* out, const T* residual, const T* inp, const Dr
     const int r = (int)(at / C), c = (int)(at % C);
     d.batch = batch;
     const DropoutRow row = dropout_row(&d, r);
-    const RandBlock random = rand_block_gpu(batch->key, row.stream, row.counter + (uint64_t)(c / 4));
+    const RandBlock random = rand_block(batch->key, row.stream, row.counter + (uint64_t)(c / 4));
     const Elements<T, WIDTH> x = elements_load_kept<WIDTH>(inp + at);
     Elements<T, WIDTH> sum = residual ? elements_load_kept<WIDTH>(residual + at) : Elements<T, WIDTH>();
 #pragma unroll

@@ -125,29 +125,14 @@ void dropout_cpu(float* out, const float* inp, const Dropout* d, float factor, i
 
 enum { DROPOUT_BLOCKS_ = 16, DROPOUT_WORDS_ = 4 * DROPOUT_BLOCKS_ }; // at a time
 
-// Sets words[w][i] to word w of block `counter` + i: rand_block for many blocks at once, in loops
-// that the compiler turns into vectors. Only the lowest word of the counter differs, and does not
-// wrap around.
-static void dropout_blocks_(uint32_t words[4][DROPOUT_BLOCKS_], uint64_t key, DropoutRow at,
-                            uint32_t counter) {
-    uint32_t key0 = (uint32_t)key, key1 = (uint32_t)(key >> 32);
-    uint32_t *x0 = words[0], *x1 = words[1], *x2 = words[2], *x3 = words[3];
-    for (uint32_t i = 0; i < DROPOUT_BLOCKS_; i++) {
-        x0[i] = counter + i;
-        x1[i] = (uint32_t)(at.counter >> 32);
-        x2[i] = (uint32_t)at.stream;
-        x3[i] = (uint32_t)(at.stream >> 32);
-    }
-    for (int round = 0; round < 10; round++) {
-        for (int i = 0; i < DROPOUT_BLOCKS_; i++) {
-            const uint64_t even = (uint64_t)0xD2511F53u * x0[i], odd = (uint64_t)0xCD9E8D57u * x2[i];
-            x0[i] = (uint32_t)(odd >> 32) ^ x1[i] ^ key0;
-            x1[i] = (uint32_t)odd;
-            x2[i] = (uint32_t)(even >> 32) ^ x3[i] ^ key1;
-            x3[i] = (uint32_t)even;
+// Sets words[w][i] to word w of block `counter` + i, in a loop that compilers turn into vectors.
+static void dropout_blocks_(uint32_t words[4][DROPOUT_BLOCKS_], uint64_t key, uint64_t stream,
+                            uint64_t counter) {
+    for (int i = 0; i < DROPOUT_BLOCKS_; i++) {
+        const RandBlock block = rand_block(key, stream, counter + (uint64_t)i);
+        for (int w = 0; w < 4; w++) {
+            words[w][i] = block.word[w];
         }
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
     }
 }
 
@@ -156,7 +141,7 @@ void dropout_factors_cpu(float* factors, const Dropout* d, int r, int column, in
     uint32_t words[4][DROPOUT_BLOCKS_];
     float m[DROPOUT_WORDS_];
     for (int i = 0; i < count; i += DROPOUT_WORDS_) {
-        dropout_blocks_(words, d->batch->key, at, (uint32_t)(column + i) / 4);
+        dropout_blocks_(words, d->batch->key, at.stream, at.counter + (uint64_t)(column + i) / 4);
         for (int k = 0; k < DROPOUT_BLOCKS_; k++) {
             for (int w = 0; w < 4; w++) {
                 m[4 * k + w] = dropout_factor(d, words[w][k]);

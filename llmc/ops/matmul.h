@@ -470,7 +470,7 @@ static void matmul_rows_by_all_threads_(const MatmulProduct_* x, int i0, int i1,
 static void matmul_product_(MatmulProduct_ x) {
     x.threads = threads_max();
     if (x.N == 0) {
-        return; // of no token: a rank without rows of an evaluation
+        return; // no columns: an adapter's first product on a rank without rows
     }
     const int step_k = matmul_step_(x.K, MATMUL_BLOCK_K, LANES);
     const int step_rows = matmul_step_(x.M, x.threads * MATMUL_BLOCK_ROWS, MATMUL_TILE_ROWS);

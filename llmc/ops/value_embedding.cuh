@@ -15,6 +15,16 @@ template <class X> struct ValueEmbeddingGpu {
     const int* tokens;
 };
 
+// The token and head of a warp.
+typedef struct {
+    int n, h, lane;
+} ValueWarp_;
+
+__device__ inline ValueWarp_ value_warp_(const ValueSizes& s) {
+    const int warp = blockIdx.x * 8 + threadIdx.x / 32;
+    return {warp / s.KV, warp % s.KV, (int)threadIdx.x % 32};
+}
+
 // Returns the gate of a head, which a warp computes together.
 template <class X>
 __device__ inline float value_gate_(const ValueEmbeddingGpu<X>& v, int n, int h, int lane) {
@@ -31,8 +41,8 @@ __device__ inline float value_gate_(const ValueEmbeddingGpu<X>& v, int n, int h,
 // order  fixed
 template <class X> __global__ void value_embedding_kernel(X* qkv, ValueEmbeddingGpu<X> v) {
     const ValueSizes s = v.sizes;
-    const int job = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, n = job / s.KV,
-              h = job % s.KV;
+    const ValueWarp_ w = value_warp_(s);
+    const int n = w.n, h = w.h, lane = w.lane;
     if (n >= s.N) {
         return;
     }
@@ -52,8 +62,8 @@ template <class X>
 __global__ void value_embedding_backward_kernel(X* dvalues, float* dz, const X* dqkv,
                                                 ValueEmbeddingGpu<X> v) {
     const ValueSizes s = v.sizes;
-    const int job = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, n = job / s.KV,
-              h = job % s.KV;
+    const ValueWarp_ w = value_warp_(s);
+    const int n = w.n, h = w.h, lane = w.lane;
     if (n >= s.N) {
         return;
     }
@@ -68,7 +78,7 @@ __global__ void value_embedding_backward_kernel(X* dvalues, float* dz, const X* 
     }
     sum = warp_sum(sum);
     if (lane == 0) {
-        dz[job] = g * (1 - g / 2) * sum;
+        dz[(size_t)n * s.KV + h] = g * (1 - g / 2) * sum;
     }
 }
 

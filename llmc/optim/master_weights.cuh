@@ -32,7 +32,6 @@ the tensor's name: the word does not depend on the launch, the shards, or other 
 #include "llmc/base/rand.h"
 #include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/gpu.cuh"
-#include "llmc/gpu/rand.cuh"
 #include "llmc/optim/optimizer.h"
 
 // Returns the bytes of a master weight beside its parameter.
@@ -145,7 +144,7 @@ template <class T, int W>
 __device__ inline Elements<T, W> weights_round_(const Elements<float, W>& x, const RoundingWords& words,
                                                 size_t i) {
     const uint64_t word = words.first + i;
-    const RandBlock random = rand_block_gpu(words.seed, words.stream, word / 4);
+    const RandBlock random = rand_block(words.seed, words.stream, word / 4);
     Elements<T, W> rounded;
 #pragma unroll
     for (int k = 0; k < W; k++) {

@@ -27,20 +27,17 @@ typedef struct {
 
 static inline QkClipTensors_ qk_clip_tensors_(const Map* map) {
     const QkClipFactors f = qk_clip_factors(map->cfg);
-    const size_t members[] = {offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb),
-                              offsetof(ModelParameters, qupw), offsetof(ModelParameters, kvupw)};
-    const int at[] = {0, 0, f.of_qup, f.of_kvup};
     QkClipTensors_ tensors;
     tensors.rows = f.rows;
     tensors.first_layer = map->cfg.part.first_layer;
     for (QkClipTensor_& tensor : tensors.of) {
         tensor = {-1, 0, 0};
     }
-    for (int i = 0; i < 4; i++) {
-        const size_t number = members[i] / sizeof(floatX*);
+    for (int i = 0; i < QK_CLIP_TENSORS; i++) {
+        const int number = qk_clip_row(i);
         const TensorRow* row = &map->rows[number];
         const int is_vector = row->rows == 1;
-        tensors.of[number] = {at[i], (uint32_t)(is_vector ? row->cols : row->rows),
+        tensors.of[number] = {f.at[i], (uint32_t)(is_vector ? row->cols : row->rows),
                               (uint32_t)(is_vector ? 1 : row->cols)};
     }
     return tensors;

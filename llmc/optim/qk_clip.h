@@ -34,15 +34,24 @@ Kimi Team, "Kimi K2", arXiv 2507.20534, section 2.1; groups of heads are our own
 extern "C" {
 #endif
 
+// Tensors that a clip scales, and their rows among the parameters.
+enum { QK_CLIP_TENSORS = 4 };
+static inline int qk_clip_row(int i) {
+    static const size_t members[QK_CLIP_TENSORS] = {
+        offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb), offsetof(ModelParameters, qupw),
+        offsetof(ModelParameters, kvupw)};
+    return (int)(members[i] / sizeof(floatX*));
+}
+
 // Clips the heads of layer l of this process's part of the model, if it is the first of those that
 // share its weights, in the parameters of that layer. `scores` (layers, heads) are those of the
 // whole model. Returns true if it has changed any weight.
 int qk_clip_layer_cpu(const ModelParameters* p, ModelConfig part, int l, const double* scores, float limit);
 
-// Rows of the tensors of a layer that a clip scales, and where their factors begin among those of
-// the layer: the bias of qkv has those of its weight.
+// Rows of the tensors of a layer that a clip scales, and where the factors of each tensor begin
+// among those of the layer: the bias of qkv has those of its weight.
 typedef struct {
-    int rows, of_qup, of_kvup;
+    int rows, at[QK_CLIP_TENSORS];
 } QkClipFactors;
 QkClipFactors qk_clip_factors(ModelConfig part);
 
@@ -153,7 +162,7 @@ int qk_clip_layer_cpu(const ModelParameters* p, ModelConfig part, int l, const d
 
 QkClipFactors qk_clip_factors(ModelConfig part) {
     const ModelWidths w = model_widths(part);
-    const QkClipFactors of = {w.first + w.latent_q + w.latent_up, w.first, w.first + w.latent_q};
+    const QkClipFactors of = {w.first + w.latent_q + w.latent_up, {0, 0, w.first, w.first + w.latent_q}};
     return of;
 }
 
@@ -161,7 +170,7 @@ int qk_clip_layer_factors(float* factors, ModelConfig part, int l, const double*
     const QkClipFactors of = qk_clip_factors(part);
     ModelParameters p;
     memset(&p, 0, sizeof(p));
-    p.qkvw = factors, p.qupw = factors + of.of_qup, p.kvupw = factors + of.of_kvup;
+    p.qkvw = factors, p.qupw = factors + of.at[2], p.kvupw = factors + of.at[3];
     for (int i = 0; i < of.rows; i++) {
         factors[i] = 1;
     }

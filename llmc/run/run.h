@@ -222,7 +222,7 @@ int run_accepts(Run* run, Update* update);
 const double* run_moves_biases(const Run* run);
 
 // Returns the largest scores of all heads, layer after layer, of the update that run_accepts
-// judged; NULL if it was not made, or without --qk-clip.
+// judged; NULL if it was not made, or none is above the limit of --qk-clip.
 const double* run_clips_heads(const Run* run);
 
 // Counts the step, and logs it.
@@ -697,7 +697,8 @@ const RunTurn* run_turn(Run* run, InBackward* hook) {
         micro_steps_next(&turn->backward, &turn->step);
         rank_report_add(run->report, s, run_model_(run), turn->batch);
     }
-    turn->batch.random = dropout_key(s->options.data.seed, run->state.step);
+    const int drops = s->cfg.dropout > 0 || s->cfg.attention_dropout > 0;
+    turn->batch.random = drops ? dropout_key(s->options.data.seed, run->state.step) : 0;
     return turn;
 }
 
@@ -735,17 +736,19 @@ const double* run_moves_biases(const Run* run) {
     return moves ? rank_report_statistics(run->reports) : NULL;
 }
 
-const double* run_clips_heads(const Run* run) {
-    return run->verdict.is_made ? rank_report_scores(run->reports) : NULL;
-}
-
-// Returns the largest of all scores.
-static double run_largest_score_(const RankReport* sums, const double* scores) {
+// Returns the largest of all scores of the step; 0 without --qk-clip.
+static double run_largest_score_(const Run* run) {
+    const double* scores = rank_report_scores(run->reports);
     double largest = 0;
-    for (size_t i = 0; i < sums->scores; i++) {
+    for (size_t i = 0; i < run->reports->scores; i++) {
         largest = fmax(largest, scores[i]);
     }
     return largest;
+}
+
+const double* run_clips_heads(const Run* run) {
+    const double limit = (double)run->settled->options.optimizer.qk_clip;
+    return run->verdict.is_made && run_largest_score_(run) > limit ? rank_report_scores(run->reports) : NULL;
 }
 
 // Logs how the tokens of the step went to experts, its largest score, and the losses of its
@@ -759,7 +762,7 @@ static void run_log_parts_(Run* run) {
         log_routing(&run->log, routing.load, routing.entropy);
     }
     if (sums->scores > 0) {
-        log_score(&run->log, run_largest_score_(sums, rank_report_scores(sums)));
+        log_score(&run->log, run_largest_score_(run));
     }
     if (sums->sources > 0) {
         const LogMixture mixture = {&run->data.train, losses, losses + sums->sources};

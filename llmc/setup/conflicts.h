@@ -125,6 +125,7 @@ void setup_check_mup(const Settled* s);
 #include "llmc/layers/weight.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/ops/experts.h"
+#include "llmc/optim/qk_clip.h"
 #include "llmc/setup/options_values.h"
 #include "llmc/setup/recipes.h"
 
@@ -447,6 +448,10 @@ void setup_check_mixer(const Settled* s) {
         die_usage("--channels %d: the convolution of %s has %d channels; on a GPU wanted a multiple of %d",
                   s->cfg.C, model_architecture(s->cfg.arch)->word, channels, SHORT_CONV_PACK);
     }
+    if (s->cfg.attention_dropout > 0 && model_layers_of(s->cfg, LAYERS_ATTENTION) == 0) {
+        die_usage("--attention-dropout %g, and no layer with attention; wanted 0",
+                  (double)s->cfg.attention_dropout);
+    }
 }
 
 void setup_check_teacher(const Settled* s) {
@@ -609,58 +614,43 @@ void setup_check_optimizer(const Settled* s) {
     setup_check_widths_(s);
 }
 
-// Returns the first layer with attention in which a weight of queries or keys is frozen; -1: none.
-static int setup_frozen_heads_(const Settled* s) {
-    static const size_t members[] = {offsetof(ModelParameters, qkvw), offsetof(ModelParameters, qkvb),
-                                     offsetof(ModelParameters, qupw), offsetof(ModelParameters, kvupw)};
+// True if a weight of queries or keys is frozen in any layer.
+static int setup_freezes_heads_(const Settled* s) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     model_parameter_rows_of(rows, s->cfg, 1);
     for (int l = 0; l < s->cfg.L; l++) {
-        for (int i = 0; i < 4 && model_layer_has(s->cfg, LAYERS_ATTENTION, l); i++) {
-            const int row = (int)(members[i] / sizeof(floatX*));
+        for (int i = 0; i < QK_CLIP_TENSORS && model_layer_has(s->cfg, LAYERS_ATTENTION, l); i++) {
+            const int row = qk_clip_row(i);
             if (!tensor_is_absent(&rows[row]) && freeze_has(&s->freeze, row, l)) {
-                return l;
+                return 1;
             }
         }
     }
-    return -1;
+    return 0;
+}
+
+// Returns why a run cannot have a QK clip; NULL if it can.
+static const char* setup_no_qk_clip_(const Settled* s) {
+    const Options* o = &s->options;
+    Average average;
+    return heads_parts(model_architecture(s->cfg.arch)->heads).has_norm
+               ? "queries and keys have norms, so their weights do not set the scores"
+           : s->cfg.attention_softcap > 0                   ? "its scores have a cap"
+           : model_layers_of(s->cfg, LAYERS_ATTENTION) == 0 ? "no layer has attention"
+           : model_has_adapter(s->cfg)                      ? "the base of its adapter is frozen"
+           : setup_freezes_heads_(s)                        ? "--freeze has queries or keys"
+           : o->memory.offload_optimizer                    ? "--offload-optimizer has the weights"
+           : average_parse(&average, o->optimizer.average) && average.is_kept
+               ? "--average would have the weights before they are clipped"
+               : NULL;
 }
 
 void setup_check_qk_clip(const Settled* s) {
-    const Options* o = &s->options;
-    const double limit = (double)o->optimizer.qk_clip;
-    const Architecture* kinds = model_architecture(s->cfg.arch);
-    const int frozen = limit > 0 ? setup_frozen_heads_(s) : -1;
-    Average average;
-    if (limit == 0 || s->use != USE_TRAIN) {
-        return;
-    }
-    if (heads_parts(kinds->heads).has_norm) {
-        die_usage("--qk-clip %g, --arch %s, whose queries and keys are normalized: their weights do not set "
-                  "the scores; wanted 0",
-                  limit, kinds->word);
-    }
-    if (o->memory.offload_optimizer) {
-        die_usage("--qk-clip %g cannot be combined with --offload-optimizer; wanted only one of them", limit);
-    }
-    if (s->cfg.attention_softcap > 0) {
-        die_usage("--qk-clip %g, --arch %s, whose scores have a cap of %g; wanted 0", limit, kinds->word,
-                  (double)s->cfg.attention_softcap);
-    }
-    if (model_layers_of(s->cfg, LAYERS_ATTENTION) == 0) {
-        die_usage("--qk-clip %g, and no layer with attention; wanted 0", limit);
-    }
-    if (model_has_adapter(s->cfg)) {
-        die_usage("--qk-clip %g, and an adapter, whose base is frozen; wanted 0", limit);
-    }
-    if (frozen >= 0) {
-        die_usage("--qk-clip %g, --freeze %s: queries or keys of layer %d are frozen; wanted 0", limit,
-                  o->optimizer.freeze, frozen);
-    }
-    if (average_parse(&average, o->optimizer.average) && average.is_kept) {
-        die_usage("--qk-clip %g, --average %s, which would have the weights before they are clipped; wanted "
-                  "one of them",
-                  limit, o->optimizer.average);
+    const double limit = (double)s->options.optimizer.qk_clip;
+    const char* reason = limit > 0 && s->use == USE_TRAIN ? setup_no_qk_clip_(s) : NULL;
+    if (reason) {
+        die_usage("--qk-clip %g, but %s (--arch %s); wanted 0", limit, reason,
+                  model_architecture(s->cfg.arch)->word);
     }
 }
 

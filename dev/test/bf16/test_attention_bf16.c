@@ -370,7 +370,8 @@ static void test_threads(const Bf16Kernel* kernel) {
     ops_close("threads");
 }
 
-// The largest scores are those of fp32, without padding, if the factors are bf16 numbers.
+// With factors that bf16 holds exactly, the largest scores equal those of fp32; padding does not
+// count.
 static void test_largest(const Bf16Kernel* kernel) {
     const AttentionSizes s = attention_sizes(2, 100, 4, 2, 16);
     const int lengths[] = {70, 100};

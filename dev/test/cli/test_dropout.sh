@@ -3,7 +3,7 @@
 # however the work is divided, resumed runs, evaluation without it, and where it is refused.
 #
 #     dev/test/cli/test_dropout.sh build/plain/train_gpt2
-#     dev/test/cli/test_dropout.sh build/sim/FP32/train_gpt2cu    # without dropout of attention's weights
+#     dev/test/cli/test_dropout.sh build/sim/FP32/train_gpt2cu    # not of attention's weights
 set -u
 
 trainer=$(realpath "${1:?usage: test_dropout.sh TRAINER}")
@@ -13,16 +13,6 @@ source dev/test/lib/trainer.sh
 source dev/test/lib/ranks.sh
 is_gpu='' exact=(--matmul fp32)
 case $trainer in */train_gpt2cu) is_gpu=1 exact=(--tf32 off) ;; esac
-
-# near_updates MODEL P LOSS FIRST_NORM NORM: as in test_families.sh.
-near_updates() {
-    paste -d ' ' <(grep "^$1 $2 " "$fixtures/dropout/losses.txt") <(values train loss out/log.jsonl) <(values train norm out/log.jsonl) |
-        awk -v loss="$3" -v first="$4" -v norm="$5" '
-            function near(found, wanted, e) { return found > wanted * (1 - e) && found < wanted * (1 + e) }
-            NF == 7 && near($6, $4, loss) && near($7, $5, NR == 1 ? first : norm) { right++; next }
-            { print "update " $3 ": loss " $6 ", wanted " $4 "; norm " $7 ", wanted " $5 }
-            END { exit right != 3 }'
-}
 
 # updates MODEL P LOSS FIRST_NORM NORM OPTIONS...
 updates() {
@@ -34,11 +24,11 @@ updates() {
     rm -rf out
     runs "$model $p $*" --model "$path" --train-data "$fixtures/models/tokens.bin" --val-data "$fixtures/models/tokens.bin" --seq-len 13 \
         --total-batch 26 --eval-every 0 --samples 0 "${options[@]}" "${how[@]}" --out out "$@"
-    check "$model, attention $p, $*: losses and norms" near_updates "$model" "$p" "${tolerances[@]}"
+    check "$model, attention $p, $*: losses and norms" near_updates "$fixtures/dropout/losses.txt" 3 "$model $p" "${tolerances[@]}"
 }
 
-# The tolerances of test_families.sh; of the first norm also that of later ones, as masks remove most of
-# some gradients and not their errors.
+# The tolerances of test_families.sh. The first norm also has that of later ones: masks remove most
+# of some gradients, but not their errors.
 test_numbers() {
     local model options
     read -ra options <<<"$(sed -n 's/^# --/--/p' "$fixtures/dropout/losses.txt")"
@@ -106,7 +96,7 @@ test_resumed() {
     bad 2 "--dropout" --out whole --resume on --dropout 0.3
 }
 
-# A validation has no dropout: the loss of a checkpoint is that of the run.
+# Validations have no dropout: evaluating a checkpoint gives the same loss as the run did.
 test_evaluation() {
     trains 1 saved --model one --seq-len 16 --batch 2 --eval-batches 4 --steps 0 --samples 0 --save-every 0 "${exact[@]}"
     check "evaluation: $(values val loss one/log.jsonl | tail -n 1)" \
@@ -146,6 +136,7 @@ test_refused() {
     bad 2 "--dropout -0.1: wanted" "${run[@]}" --dropout -0.1
     bad 2 "use --attention-dropout" "${run[@]}" --attn-pdrop 0.1
     bad 2 "use --dropout" "${run[@]}" --resid-pdrop 0.1
+    [ -n "$is_gpu" ] || bad 2 "no layer with attention" --arch lfm2 --layer-types conv --layers 2 --channels 32 --heads 2 --attention-dropout 0.1 --plan
     [ -z "$is_gpu" ] || bad 2 "--attention-dropout" "${run[@]}" --attention-dropout 0.1
 }
 

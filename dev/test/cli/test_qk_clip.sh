@@ -111,12 +111,12 @@ fi
 
 # ---- refused ----
 
-bad 2 '--qk-clip 1, --arch qwen3|normalized' "${tiny[@]}" --arch qwen3
-bad 2 '--qk-clip 1, --freeze attention[1]|layer 1' "${tiny[@]}" --freeze 'attention[1]' --optimizer adamw --matrix-lr 0.02
-bad 2 '--qk-clip 1, --average ema:0.9' "${tiny[@]}" --average ema:0.9
+bad 2 '--qk-clip 1, but queries and keys have norms|qwen3' "${tiny[@]}" --arch qwen3
+bad 2 '--qk-clip 1, but --freeze has queries or keys' "${tiny[@]}" --freeze 'attention[1]' --optimizer adamw --matrix-lr 0.02
+bad 2 '--qk-clip 1, but --average' "${tiny[@]}" --average ema:0.9
 bad 2 '--qk-clip 1|adapter' "${tiny[@]}" --model whole --lora-rank 4
-bad 2 '--qk-clip 1|a cap of' --model "$fixtures/gemma2" --train-data "$fixtures/tokens.bin" --val-data "$fixtures/tokens.bin" --seq-len 13 --steps 1 --qk-clip 1
+bad 2 '--qk-clip 1, but its scores have a cap' --model "$fixtures/gemma2" --train-data "$fixtures/tokens.bin" --val-data "$fixtures/tokens.bin" --seq-len 13 --steps 1 --qk-clip 1
 
-[ -z "$is_gpu" ] || bad 2 '--qk-clip 1 cannot be combined with --offload-optimizer' "${tiny[@]}" --offload-optimizer host
+[ -z "$is_gpu" ] || bad 2 '--qk-clip 1, but --offload-optimizer' "${tiny[@]}" --offload-optimizer host
 
 check_done

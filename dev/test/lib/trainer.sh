@@ -53,3 +53,15 @@ in_background() {
 }
 
 values() { sed -n "s/^{\"kind\":\"$1\".*\"$2\":\([^,}]*\).*/\1/p" "$3"; }
+
+# near_updates FILE COUNT KEY LOSS FIRST_NORM NORM: has out/log.jsonl the numbers of the COUNT lines
+# "KEY update loss norm" of the file? It prints those that differ by more than the relative
+# tolerances.
+near_updates() {
+    paste -d ' ' <(grep "^$3 " "$1") <(values train loss out/log.jsonl) <(values train norm out/log.jsonl) |
+        awk -v count="$2" -v loss="$4" -v first="$5" -v norm="$6" -v fields=$(($(wc -w <<<"$3") + 5)) '
+            function near(found, wanted, e) { return found > wanted * (1 - e) && found < wanted * (1 + e) }
+            NF == fields && near($(NF - 1), $(NF - 3), loss) && near($NF, $(NF - 2), NR == 1 ? first : norm) { right++; next }
+            { print "wanted, found: " $0 }
+            END { exit right != count }'
+}
